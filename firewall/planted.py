@@ -1,0 +1,126 @@
+"""Plants violations in a small copy of the workspace and shows that each is refused, with file, line and what to do.
+
+Bazel inside Bazel, so no test of //...: .ci/run calls it. By hand: python3 firewall/planted.py [bazel options]
+One build with --keep_going meets all of what the build refuses; the tree scan and the orphan check meet the rest.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ["WORKSPACE", "deps.bzl", ".bazelrc", ".bazelversion", "bazelw", "tools/bazel", "tools/py", "third_party", "pyproject.toml"]
+
+LIBRARY = """load("@align_py//:defs.bzl", "py_library")
+
+package(default_visibility = ["//visibility:private"])
+
+py_library(
+    name = "{name}",
+    srcs = glob(["align/**/*.py"]),
+    imports = ["."],
+    visibility = {visibility},
+    deps = {deps},
+)
+"""
+
+# name of the library it is planted in: (source of align/<name>/_x.py, deps, words that must appear)
+IN_SOURCE = {
+    "lazy": ("def f():\n    import transformers\n", [], "_x.py:2: imports transformers"),
+    "literal": ("import importlib\nimportlib.import_module('sympy.core')\n", [], "_x.py:2: imports sympy.core"),
+    "variable": ("import importlib\ndef f(n):\n    return importlib.import_module(n)\n", [], "_x.py:3: import_module with a name"),
+    "dunder": ("imp = __import__\nimp('sympy')\n", [], "_x.py:1: __import__ imports or runs unseen code"),
+    "runs": ("import runpy\n", [], "_x.py:1: runpy runs unseen code"),
+    "syspath": ("import sys\nsys.path.insert(0, 'd')\n", [], "_x.py:2: sys.path is the build's to set"),
+    "resolve": ("import pkgutil\npkgutil.resolve_name('sympy:core')\n", [], "_x.py:2: imports sympy"),
+    "executes": ("exec('import sympy')\n", [], "_x.py:1: exec imports or runs unseen code"),
+    "transitive": ("import align.middle\nimport align.bottom\n", ["//libs/middle"], "_x.py:2: imports align.bottom"),
+    "undeclared": ("from align.bottom import thing\n", [], "_x.py:1: imports align.bottom"),
+    "idle": ("import math\n", ["//libs/bottom"], "dep //libs/bottom:bottom is never imported; remove it"),
+    "escape": ("from ..bottom import thing\n", [], "_x.py:1: imports align.bottom"),
+    "banned": ("import wandb\n", [], "_x.py:1: imports wandb"),
+    "hidden": ("from importlib.util import spec_from_file_location\n", [], "_x.py:1: spec_from_file_location imports unseen code"),
+}
+# Who may not see what: refused at analysis, with the BUILD's file and line.
+IN_VISIBILITY = {
+    "data": ("import pyarrow\n", ["//third_party/python:pyarrow"], "//third_party/python:pyarrow' is not visible from target '//libs/data:data"),
+    "torchneeds": ("import sympy\n", ["//third_party/python:torch_sympy"], "'//third_party/python:torch_sympy' is not visible"),
+    "pytests": ("import pytest\n", ["//third_party/python:pytest"], "//third_party/python:pytest' is not visible"),
+    "verify": ("import align.upper\n", ["//libs/upper"], "'//libs/upper:upper' is not visible from target '//libs/verify:verify"),
+    "tokenizer": ("import torch\n", ["//third_party/python:torch"], "//third_party/python:torch' is not visible from target '//libs/tokenizer:tokenizer"),
+}
+# Found without Bazel, by tools/py/scan.py: path, text, words.
+IN_TREE = [
+    ("libs/bottom/tests/lazy_test.py", "def f():\n    import bitsandbytes\n", "libs/bottom/tests/lazy_test.py:2: bitsandbytes is banned"),
+    ("libs/alias/BUILD", LIBRARY.format(name="alias", visibility="[]", deps='["//:bottom"]'), "//:bottom is for other repositories"),
+    ("libs/bottom/align/__init__.py", "", "libs/bottom/align/__init__.py:1: the namespace `align` must not have a package file"),
+    ("libs/bottom/align/bottom/_arrow.py", "import pyarrow\n", "libs/bottom/align/bottom/_arrow.py:1: pyarrow is banned"),
+    ("stray.py", "import math\n", "stray.py:1: is in no target"),
+]
+
+
+def plant(tree: Path) -> None:
+    for name in COPIED:
+        source = ROOT / name
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, tree / name) if source.is_dir() else shutil.copy2(source, tree / name)
+    (tree / "BUILD").write_text('exports_files(["pyproject.toml", ".bazelrc"], visibility = ["//visibility:public"])\n')
+    public = '["//visibility:public"]'
+    cases = {"bottom": ("thing = 1\n", []), "middle": ("import align.bottom\n", ["//libs/bottom"]), "upper": ("x = 1\n", [])}
+    cases |= {name: case[:2] for name, case in (IN_SOURCE | IN_VISIBILITY).items()}
+    for name, (source, deps) in cases.items():
+        package = tree / "libs" / name / "align" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("thing = 1\n" if name == "bottom" else "")
+        (package / "_x.py").write_text(source)
+        visible = '["//libs/middle:__pkg__"]' if name == "upper" else public
+        (tree / "libs" / name / "BUILD").write_text(LIBRARY.format(name=name, visibility=visible, deps=str(deps).replace("'", '"')))
+    (tree / ".bazelignore").write_text("third_party/bazel\n")
+
+
+def run(tree: Path, *command: str | Path) -> str:
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def main(options: list[str]) -> int:
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "align-planted")  # kept: the next run installs nothing
+    with tempfile.TemporaryDirectory(prefix="align-planted-") as directory:
+        tree = Path(directory)
+        plant(tree)
+        bazel = [tree / "bazelw", f"--output_base={base}"]
+        quiet = ["--symlink_prefix=/", "--noshow_progress", "--curses=no", *options]
+        said = run(tree, *bazel, "build", "--keep_going", *quiet, "//libs/...")
+        sources = run(tree, *bazel, "query", *quiet[1:3], "labels(srcs, //libs/...)")
+        for path, text, _ in IN_TREE:
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (tree / path).write_text(text)
+        run(tree, "git", "init", "-q", ".")
+        seen = run(tree, sys.executable, "tools/py/scan.py")
+        seen += subprocess.run([sys.executable, "tools/py/scan.py", "--orphans"], cwd=tree, input=sources, capture_output=True, text=True,
+                               check=False).stdout
+        version = run(tree, *bazel, "info", "release").strip().splitlines()[-1:]
+        run(tree, *bazel, "shutdown")
+    failed = 0
+    for name, (_, _, words) in (IN_SOURCE | IN_VISIBILITY).items():
+        failed += report(name, words, [line for line in said.splitlines() if f"libs/{name}" in line])
+    for path, _, words in IN_TREE:
+        failed += report(path, words, seen.splitlines())
+    total = len(IN_SOURCE) + len(IN_VISIBILITY) + len(IN_TREE)
+    if failed:
+        print(said, seen, sep="\n")
+    print(f"planted violations: {total - failed} of {total} refused ({' '.join(version) or 'version unknown'})")
+    return 1 if failed else 0
+
+
+def report(name: str, words: str, output: list[str]) -> int:
+    line = next((line.strip() for line in output if words in line), "")
+    print(f"  {'refused' if line else 'NOT REFUSED'}  {name}: {line or words}"[:220])
+    return 0 if line else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+raise ImportError("bitsandbytes is banned in align (docs/DEPENDENCY_POLICY.md); use align.optim8bit")

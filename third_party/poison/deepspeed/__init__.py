@@ -1,0 +1,1 @@
+raise ImportError("deepspeed is banned in align (docs/DEPENDENCY_POLICY.md); use align.train")

@@ -1,0 +1,1 @@
+raise ImportError("matplotlib is banned in align (docs/DEPENDENCY_POLICY.md); use align.tracking")

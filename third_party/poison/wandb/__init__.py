@@ -1,0 +1,1 @@
+raise ImportError("wandb is banned in align (docs/DEPENDENCY_POLICY.md); use align.tracking")

@@ -1,0 +1,93 @@
+"""Wall 3: scans every file that git knows or does not ignore, with or without Bazel. Run: python3 tools/py/scan.py [root]"""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from check_imports import imported
+
+# Banned by name, with the reason that a reader is told.
+BANNED = {
+    "transformers": "align.model, align.tokenizer",
+    "omegaconf": "align.config",
+    "datasets": "align.data",
+    "math_verify": "align.verify",
+    "sympy": "align.verify",
+    "wandb": "align.tracking",
+    "bitsandbytes": "align.optim8bit",
+    "peft": "align.train",
+    "deepspeed": "align.train",
+    "trl": "align.rl",
+    "vllm": "align.rollout_protocol",
+    "ray": "torch's own launcher",
+    "matplotlib": "align.tracking",
+    "pyarrow": "align.ingest",
+}
+ALLOWED = {"pyarrow": "libs/ingest/"}
+NO_TARGET = ("conftest.py", "reuse/", "third_party/poison/", "third_party/oracle/")  # plain pytest's; a workspace of its own; data; another venv's
+OTHER_VENV = "third_party/oracle/"  # run by the oracles' interpreter, never imported here
+
+
+def scan(root: Path) -> list[str]:
+    """Returns complaints, each with file and line."""
+    files = _files(root)
+    found = [complaint for path in files for complaint in _file(root, path)]
+    shadows = [path for path in files if re.fullmatch(r"libs/[^/]+/align/__init__\.py", path)]
+    found += [f"{path}:1: the namespace `align` must not have a package file; remove it" for path in shadows]
+    return sorted(found + list(_lists(root)))
+
+
+def _files(root: Path) -> list[str]:
+    listed = subprocess.run(
+        ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True, text=True, check=True,
+    ).stdout
+    return [path for path in listed.split("\0") if path and (root / path).is_file()]
+
+
+def _file(root: Path, path: str) -> Iterator[str]:
+    if path.endswith(".py"):
+        module = path.removesuffix(".py").partition("/align/")[2].replace("/", ".")
+        module = "align." + module.removesuffix(".__init__") if module else path.removesuffix(".py").replace("/", ".")
+        for line, names, trouble in imported((root / path).read_text(encoding="utf-8"), module, path.endswith("/__init__.py")):
+            top = names[0].partition(".")[0] if names else ""
+            if top in BANNED and not path.startswith((ALLOWED.get(top, OTHER_VENV), OTHER_VENV)):
+                yield f"{path}:{line}: {top} is banned; use {BANNED[top]}"
+            if trouble:
+                yield f"{path}:{line}: {trouble}"
+    elif path.endswith("/BUILD") and path.startswith(("libs/", "stages/", "firewall/", "tools/")):
+        for node in ast.walk(ast.parse((root / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg in ("deps", "actual"):
+                for label in ast.walk(node.value):
+                    if isinstance(label, ast.Constant) and str(label.value).startswith(("//:", "@align_ml//:")):
+                        library = label.value.partition(":")[2]
+                        yield f"{path}:{label.lineno}: {label.value} is for other repositories; depend on //libs/{library}"
+
+
+def _lists(root: Path) -> Iterator[str]:
+    """pyproject.toml and the root BUILD name exactly the libraries on disk."""
+    libraries = sorted(path.parent.name for path in root.glob("libs/*/BUILD"))
+    paths = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]["pythonpath"]
+    if sorted(p.removeprefix("libs/") for p in paths if p.startswith("libs/")) != libraries:
+        yield f"pyproject.toml:1: pythonpath is not libs/* = {libraries}"
+    aliases = re.findall(r'^    "(\w+)",$', (root / "BUILD").read_text(encoding="utf-8"), re.MULTILINE)
+    if sorted(aliases) != libraries:
+        yield f"BUILD:1: the aliases are not libs/* = {libraries}"
+
+
+def orphans(root: Path, labels: list[str]) -> list[str]:
+    """Python files that are in no target; `labels` come from bazel query 'labels(srcs, //...)'."""
+    known = {label.removeprefix("//").replace(":", "/").lstrip("/") for label in labels if label.startswith("//")}
+    python = [p for p in _files(root) if p.endswith(".py") and not p.startswith(NO_TARGET)]
+    return [f"{p}:1: is in no target; add it to srcs, or remove it" for p in python if p not in known]
+
+
+if __name__ == "__main__":
+    tree = Path(__file__).resolve().parents[2]
+    complaints = orphans(tree, sys.stdin.read().split()) if sys.argv[1:] == ["--orphans"] else scan(tree)
+    print(*complaints, f"scan: {len(complaints)} complaints", sep="\n")
+    sys.exit(bool(complaints))
