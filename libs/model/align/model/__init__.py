@@ -1,0 +1,9 @@
+"""Dense decoders (Mistral, Llama 2 and 3, Qwen2, Qwen2.5, Qwen3, SmolLM2) from an HF directory, and back into one."""
+
+from align.model._attention import FORWARD_IMPLS, pick_forward_impl
+from align.model._cache import KVCache
+from align.model._config import ModelConfig
+from align.model._decoder import Decoder, init
+from align.model._errors import ModelError
+
+__all__ = ["FORWARD_IMPLS", "Decoder", "KVCache", "ModelConfig", "ModelError", "init", "pick_forward_impl"]

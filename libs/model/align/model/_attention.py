@@ -1,0 +1,160 @@
+"""Attention by name: every implementation computes the same function, and its name is recorded wherever log-probs are stored."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from align.model._cache import KVCache
+from align.model._errors import ModelError
+
+# sdpa_causal: each row of the batch is one document, padded on the right.
+# cpu_per_document: packed rows; each document is attended to alone. Any device, meant for the CPU.
+# sdpa_cached: keys and values from a KVCache.
+FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached")
+
+
+def pick_forward_impl(*, packed: bool = False, cached: bool = False) -> str:
+    """The name that `forward_impl=None` stands for."""
+    return "sdpa_cached" if cached else "cpu_per_document" if packed else "sdpa_causal"
+
+
+@dataclass
+class Context:
+    """What all layers of one forward share."""
+
+    impl: str
+    spans: tuple[tuple[int, int], ...] = ()  # documents over the flattened batch, for packed rows
+    cache: KVCache | None = None
+    positions: Tensor | None = None  # (B or 1, T), for a cache
+    fresh: bool = False  # the cache is empty and every row starts at 0
+    slots: Tensor | None = None  # (B * T,) rows of the flattened cache to write; None: the first T of every row
+    bound: int = 0  # keys 0 .. bound - 1 of the cache are looked at
+    masks: dict = field(default_factory=dict)  # window -> mask, built once
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window: int | None) -> Tensor:
+    """Causal attention of q (B, T, H, Dh) over k, v (B, T, Hkv, Dh), within a sliding window where given; returns (B, T, H * Dh).
+
+    With a cache, k and v are written to it first and a query at position p sees positions 0 .. p of its row.
+    """
+    if context.cache is not None:
+        return _cached(q, k, v, context, layer, window)
+    if context.impl == "cpu_per_document":
+        return _per_document(q, k, v, context, window)
+    return _causal(q, k, v, window, context)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, window: int | None, context: Context) -> Tensor:
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    grouped, length = q.shape[1] != k.shape[1], q.shape[2]
+    if window is None or length <= window:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    else:
+        key = (window, length)
+        if key not in context.masks:
+            at = torch.arange(length, device=q.device)
+            context.masks[key] = (at <= at[:, None]) & (at > at[:, None] - window)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=context.masks[key], enable_gqa=grouped)
+    return out.transpose(1, 2).flatten(2)
+
+
+def _per_document(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:
+    batch, length = q.shape[:2]
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    outs = [_causal(q[None, a:b], k[None, a:b], v[None, a:b], window, context)[0] for a, b in context.spans]
+    return torch.cat(outs).view(batch, length, -1)
+
+
+def _cached(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window: int | None) -> Tensor:
+    cache = context.cache
+    keys, values = cache.k[layer], cache.v[layer]  # (B, S, Hkv, Dh)
+    batch, length, heads, dim = q.shape
+    kv_heads = k.shape[2]
+    if context.slots is None:
+        keys[:, :length], values[:, :length] = k, v
+    else:
+        keys.view(-1, kv_heads * dim).index_copy_(0, context.slots, k.reshape(-1, kv_heads * dim))
+        values.view(-1, kv_heads * dim).index_copy_(0, context.slots, v.reshape(-1, kv_heads * dim))
+    if context.fresh:
+        return _causal(q, k, v, window, context)
+    if window not in context.masks:
+        context.masks[window] = _cache_mask(context, window, heads // kv_heads, q)
+    keys, values = keys[:, : context.bound].transpose(1, 2), values[:, : context.bound].transpose(1, 2)
+    # The query heads of one group become extra queries of their key head: no key is repeated.
+    q = q.view(batch, length, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=context.masks[window])
+    return out.reshape(batch, heads, length, dim).transpose(1, 2).reshape(batch, length, heads * dim)
+
+
+def _cache_mask(context: Context, window: int | None, group: int, q: Tensor) -> Tensor:
+    """0 where a query may look, -inf elsewhere: (B or 1, 1, group * T, bound), in q's dtype."""
+    at, positions = torch.arange(context.bound, device=q.device), context.positions[:, :, None]
+    seen = at <= positions
+    if window is not None:
+        seen &= at > positions - window
+    mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, float("-inf"))
+    return mask[:, None].repeat(1, 1, group, 1)
+
+
+def context_for(
+    impl: str | None, shape: torch.Size, *, position_ids: Tensor | None, cu_seqlens: Tensor | None, cache: KVCache | None
+) -> tuple[Context, Tensor | None]:
+    """Checks what a forward was given and returns its context and the positions, (B or 1, T) or None for 0 .. T - 1.
+
+    Raises:
+        ModelError: an unknown name, one that does not fit, boundaries that do not cover the batch, positions outside the cache.
+    """
+    batch, length = shape
+    wanted = pick_forward_impl(packed=cu_seqlens is not None, cached=cache is not None)
+    if impl not in (None, *FORWARD_IMPLS):
+        raise ModelError(f"forward_impl {impl!r} is unknown; known are {', '.join(FORWARD_IMPLS)}")
+    if impl not in (None, wanted):
+        raise ModelError(f"forward_impl {impl!r} does not fit this call, which wants {wanted!r}; leave it out")
+    if cache is not None:
+        if cu_seqlens is not None:
+            raise ModelError("cu_seqlens and cache were both given; packed rows have no cache")
+        return _cache_context(cache, batch, length, position_ids)
+    if cu_seqlens is not None:
+        spans = _spans(cu_seqlens, batch * length)
+        if position_ids is None:
+            starts = torch.cat([torch.arange(b - a, device=cu_seqlens.device) for a, b in spans])
+            position_ids = starts.view(batch, length)
+        return Context(wanted, spans=spans), position_ids
+    return Context(wanted), position_ids
+
+
+def _spans(cu_seqlens: Tensor, total: int) -> tuple[tuple[int, int], ...]:
+    ends = cu_seqlens.tolist()
+    if len(ends) < 2 or ends[0] != 0 or ends[-1] != total or any(b < a for a, b in zip(ends, ends[1:])):
+        raise ModelError(f"cu_seqlens must rise from 0 to B * T = {total}; got {ends[:8]}{' …' if len(ends) > 8 else ''}")
+    return tuple((a, b) for a, b in zip(ends, ends[1:]) if b > a)  # the padding of a fixed-length cu_seqlens is empty documents
+
+
+def _cache_context(cache: KVCache, batch: int, length: int, position_ids: Tensor | None) -> tuple[Context, Tensor]:
+    device, (_, rows, room) = cache.k.device, cache.k.shape[:3]
+    if batch != rows:
+        raise ModelError(f"input_ids has {batch} rows, the cache {rows}")
+    if position_ids is None:
+        if cache.length is None:
+            raise ModelError("the length of this cache is not known after a forward with position_ids on a GPU; give position_ids")
+        bound, fresh = cache.length + length, cache.length == 0
+        positions = torch.arange(cache.length, bound, device=device)[None]
+        after = bound
+    else:
+        positions, fresh = position_ids.expand(batch, length), False
+        if device.type == "cpu":
+            bound = after = int(positions.max()) + 1
+            if int(positions.min()) < 0:
+                raise ModelError(f"position_ids holds {int(positions.min())}; positions start at 0")
+            after = max(bound, cache.length or 0)
+        else:
+            bound, after = room, None  # reading the positions would wait for the GPU
+    if bound > room:
+        raise ModelError(f"position {bound - 1} is outside a cache of max_length {room}; make it longer with new_cache")
+    slots = None
+    if not fresh:
+        slots = (positions + torch.arange(batch, device=device)[:, None] * room).flatten()
+    cache.length = after
+    return Context("sdpa_cached", cache=cache, positions=positions, fresh=fresh, slots=slots, bound=bound), positions

@@ -1,0 +1,201 @@
+"""The decoder: one class for Mistral, Llama, SmolLM2, Qwen2 and Qwen3, with the parameter names of their HF checkpoints."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from align.model._attention import Context, attend, context_for
+from align.model._cache import KVCache
+from align.model._config import ModelConfig
+from align.model._errors import ModelError
+from align.model._norm import rms_norm
+from align.model._rope import inverse_frequencies, rotate
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation of the last dimension (Zhang and Sennrich 2019), computed in fp32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., size)
+        return rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        size, dim = config.hidden_size, config.head_dim
+        self.layer, self.head_dim, self.window = layer, dim, config.window(layer)
+        self.q_proj = nn.Linear(size, config.num_attention_heads * dim, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * dim, size, bias=config.output_bias)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:  # (B, T, D)
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
+        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, context, self.layer, self.window)
+        return self.o_proj(out)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_has_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_has_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_has_bias)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each behind a norm and around a residual. The unit of FSDP, compilation and checkpointing."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:  # (B, T, D)
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, context)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class Trunk(nn.Module):
+    """Everything below the head; HF's checkpoints prefix its parameters with `model.`"""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class TiedHead(nn.Module):
+    """Logits by the embedding's own weight, which stays registered, counted and saved once."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self._embedding = (embedding,)  # in a tuple, so that it is not registered a second time
+
+    @property
+    def weight(self) -> Tensor:
+        return self._embedding[0].weight
+
+    def forward(self, hidden: Tensor) -> Tensor:  # (..., D) -> (..., V)
+        return F.linear(hidden, self.weight)
+
+
+class Decoder(nn.Module):
+    """A dense causal language model. `state_dict()` has the names of an HF checkpoint; a tied head has no entry.
+
+    The weights are uninitialised memory until `init`, `load` or `load_state_dict` fill them.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Trunk(config)
+        tied = config.tie_word_embeddings
+        self.lm_head = TiedHead(self.model.embed_tokens) if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # Not a buffer: .to(bfloat16) must not round it.
+        self._frequencies, self._rope_factor = inverse_frequencies(config)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The weight of the head, (V, D); the embedding's when they are tied."""
+        return self.lm_head.weight
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        cache: KVCache | None = None,
+        forward_impl: str | None = None,
+    ) -> Tensor:
+        """Returns the hidden states after the last norm, (B, T, D); `lm_head` makes logits (..., V) of them.
+
+        Args:
+            input_ids: (B, T) int64. Without cu_seqlens each row is one sequence, padded on the right: a position never sees a later one,
+                so what stands behind a sequence's end does not matter.
+            position_ids: (B, T) or (1, T) int64; None: 0 .. T - 1, counted per document where cu_seqlens is given, after `cache.length` with a
+                cache. With a cache they also say where each row writes, and a query at position p sees positions 0 .. p of its row.
+            cu_seqlens: (S + 1,) int32, ends of the documents over the flattened B * T, from 0 to B * T; equal neighbours are empty documents.
+            max_seqlen: length of the longest document, at most.
+            cache: from `new_cache`; this forward's keys and values are written to it.
+            forward_impl: name of the attention implementation; None picks (`pick_forward_impl`).
+
+        Raises:
+            ModelError: a sequence longer than `config.max_length`, or arguments that do not fit each other.
+        """
+        if input_ids.dim() != 2:
+            raise ModelError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (B, T)")
+        context, positions = context_for(
+            forward_impl, input_ids.shape, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache
+        )
+        self._check_length(input_ids.shape[1], context, max_seqlen)
+        hidden = self.model.embed_tokens(input_ids)
+        cos, sin = self._angles(positions, input_ids.shape[1], hidden)
+        for layer in self.model.layers:
+            hidden = layer(hidden, cos, sin, context)
+        return self.model.norm(hidden)
+
+    def new_cache(self, batch: int, max_length: int) -> KVCache:
+        """An empty cache for `batch` rows of up to `max_length` positions, in the dtype and on the device of the weights."""
+        config, weight = self.config, self.model.embed_tokens.weight
+        if max_length > config.max_length:
+            raise ModelError(f"max_length {max_length} is above the model's {config.max_length} (max_position_embeddings)")
+        shape = (config.num_hidden_layers, batch, max_length, config.num_key_value_heads, config.head_dim)
+        k, v = (torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2))
+        return KVCache(k, v)
+
+    def _check_length(self, length: int, context: Context, max_seqlen: int | None) -> None:
+        if context.cache is not None:
+            return  # new_cache has checked
+        if context.spans:
+            length = max(b - a for a, b in context.spans)
+            if max_seqlen is not None and length > max_seqlen:
+                raise ModelError(f"max_seqlen is {max_seqlen}, but cu_seqlens holds a document of {length} tokens")
+        if length > self.config.max_length:
+            raise ModelError(
+                f"a sequence of {length} tokens is longer than the model's {self.config.max_length} (max_position_embeddings); "
+                "truncate it or use rope_scaling"
+            )
+
+    def _angles(self, positions: Tensor | None, length: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine, (B or 1, T, 1, Dh / 2), once for all layers; computed in fp32, given in the dtype of hidden."""
+        if self._frequencies.device != hidden.device:
+            self._frequencies = self._frequencies.to(hidden.device)
+        if positions is None:
+            positions = torch.arange(length, device=hidden.device)[None]
+        angles = (positions.to(torch.float32)[..., None] * self._frequencies)[:, :, None]
+        return (angles.cos() * self._rope_factor).to(hidden.dtype), (angles.sin() * self._rope_factor).to(hidden.dtype)
+
+
+def init(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32) -> Decoder:
+    """A new model on the CPU: weights normal with `config.initializer_range`, biases 0, norms 1; a function of config and seed alone."""
+    with torch.device("meta"):
+        model = Decoder(config)
+    model = model.to(dtype).to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * config.initializer_range)
+            else:
+                parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+    return model

@@ -1,0 +1,94 @@
+"""Rotary positions: frequencies with linear, llama3 and yarn scaling, and the rotation itself."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from align.model._config import ModelConfig
+
+
+def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
+    """Returns the angle per position of each rotated pair, fp32 (head_dim / 2) on the CPU, and the factor on cosine and sine.
+
+    Sources: RoFormer (Su et al. 2021, section 3.2.2); linear: Chen et al. 2023; yarn: Peng et al. 2023, sections 3.2 and 3.4; llama3: the
+    model's release code. The order of operations is that of transformers, so that the fp32 values are equal.
+    """
+    dim, theta, scaling = config.head_dim, config.rope_theta, config.rope_scaling or {}
+    powers = theta ** (torch.arange(0, dim, 2, dtype=torch.int64, device="cpu").float() / dim)
+    plain = 1.0 / powers
+    kind = scaling.get("rope_type")
+    if kind == "linear":
+        return plain / scaling["factor"], 1.0
+    original = scaling.get("original_max_position_embeddings", config.max_position_embeddings)
+    if kind == "llama3":
+        return _llama3(plain, scaling, original), 1.0
+    if kind == "yarn":
+        return _yarn(plain, powers, dim, theta, scaling, original)
+    return plain, 1.0
+
+
+def _llama3(plain: Tensor, scaling, original: int) -> Tensor:
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    wavelength = 2 * math.pi / plain
+    scaled = torch.where(wavelength > original / low, plain / factor, plain)
+    smooth = (original / wavelength - low) / (high - low)
+    smoothed = (1 - smooth) * scaled / factor + smooth * scaled
+    medium = (wavelength >= original / high) & (wavelength <= original / low)
+    return torch.where(medium, smoothed, scaled)
+
+
+def _yarn(plain: Tensor, powers: Tensor, dim: int, theta: float, scaling, original: int) -> tuple[Tensor, float]:
+    factor = scaling["factor"]
+
+    def magnitude(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
+        mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        attention_factor = magnitude(mscale) / magnitude(all_dim) if mscale and all_dim else magnitude(1)
+
+    def dimension(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # the ramp would divide by zero
+    kept = 1 - ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(0, 1)
+    interpolated = 1.0 / (factor * powers)
+    return interpolated * (1 - kept) + plain * kept, float(attention_factor)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (i, i + head_dim/2) of x (B, T, H, Dh) by angles whose cos and sin are (B or 1, T, 1, Dh/2)."""
+    return _Rotate.apply(x, cos, sin)
+
+
+class _Rotate(torch.autograd.Function):
+    """Saves nothing but the angles: the gradient of a rotation is the rotation back."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin, -1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotated(grad, cos, sin, 1), None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out_first, out_second = out[..., :half], out[..., half:]
+    torch.mul(first, cos, out=out_first)
+    out_first.addcmul_(second, sin, value=sign)
+    torch.mul(second, cos, out=out_second)
+    out_second.addcmul_(first, sin, value=-sign)
+    return out
