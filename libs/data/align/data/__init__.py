@@ -1,0 +1,36 @@
+"""Rows of training data to exact batches: nothing lost, duplicated or leaked."""
+
+from ._arithmetic import arithmetic_demonstrations, arithmetic_rows, arithmetic_tokenizer_config, arithmetic_tokenizer_json
+from ._batch import Batch
+from ._cursor import Cursor
+from ._encode import Encoded, Example, chat_rows, encode_rows
+from ._errors import DataError
+from ._gsm8k import bundled, gsm8k_rows
+from ._loader import Loader, Step
+from ._packing import efficiency, pack
+from ._rows import RowSet, read_rows, stream_rows
+from ._split import split_rows
+
+__all__ = [
+    "Batch",
+    "Cursor",
+    "DataError",
+    "Encoded",
+    "Example",
+    "Loader",
+    "RowSet",
+    "Step",
+    "arithmetic_demonstrations",
+    "arithmetic_rows",
+    "arithmetic_tokenizer_config",
+    "arithmetic_tokenizer_json",
+    "bundled",
+    "chat_rows",
+    "efficiency",
+    "encode_rows",
+    "gsm8k_rows",
+    "pack",
+    "read_rows",
+    "split_rows",
+    "stream_rows",
+]

@@ -1,0 +1,45 @@
+"""Best fit decreasing: documents into rows of a fixed length, never split."""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from ._errors import DataError
+
+
+def pack(lengths: Sequence[int], row_length: int, *, window: int = 4096) -> list[list[int]]:
+    """Returns rows, each a list of indices into `lengths`; every index is in exactly one row and no row's sum passes `row_length`.
+
+    Best fit decreasing (Johnson 1973) inside each run of `window` documents: the longest first, each into the fullest row that still
+    takes it. A window is closed before the next begins, so rows stay as near to the given order as `window` says. Raises DataError
+    for a document that is empty or longer than a row.
+    """
+    if row_length < 1 or window < 1:
+        raise DataError(f"row_length {row_length} and window {window} must be at least 1")
+    rows: list[list[int]] = []
+    for start in range(0, len(lengths), window):
+        rows += _best_fit(lengths, range(start, min(start + window, len(lengths))), row_length)
+    return rows
+
+
+def efficiency(lengths: Sequence[int], rows: Sequence[Sequence[int]], row_length: int) -> float:
+    """The share of the rows' positions that documents fill, in [0, 1]."""
+    return float(sum(lengths[index] for row in rows for index in row)) / (len(rows) * row_length) if rows else 1.0
+
+
+def _best_fit(lengths: Sequence[int], indices: range, row_length: int) -> list[list[int]]:
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (free positions, row), sorted
+    for index in sorted(indices, key=lambda i: (-lengths[i], i)):
+        length = int(lengths[index])
+        if not 0 < length <= row_length:
+            raise DataError(f"document {index} has {length} tokens, a row takes 1 to {row_length}; truncate or drop it first (overlong)")
+        at = bisect_left(room, (length, -1))
+        if at < len(room):
+            free, row = room.pop(at)
+            rows[row].append(index)
+        else:
+            free, row = row_length, len(rows)
+            rows.append([index])
+        if free > length:
+            insort(room, (free - length, row))
+    return rows
