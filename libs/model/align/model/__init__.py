@@ -4,6 +4,7 @@ from align.model._attention import FORWARD_IMPLS, pick_forward_impl
 from align.model._cache import KVCache
 from align.model._config import ModelConfig
 from align.model._decoder import Decoder, init
+from align.model._directory import load, load_config, save
 from align.model._errors import ModelError
 
-__all__ = ["FORWARD_IMPLS", "Decoder", "KVCache", "ModelConfig", "ModelError", "init", "pick_forward_impl"]
+__all__ = ["FORWARD_IMPLS", "Decoder", "KVCache", "ModelConfig", "ModelError", "init", "load", "load_config", "pick_forward_impl", "save"]

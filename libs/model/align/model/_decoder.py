@@ -9,7 +9,7 @@ from align.model._cache import KVCache
 from align.model._config import ModelConfig
 from align.model._errors import ModelError
 from align.model._norm import rms_norm
-from align.model._rope import inverse_frequencies, rotate
+from align.model._rope import angles, inverse_frequencies, rotate
 
 
 class RMSNorm(nn.Module):
@@ -177,13 +177,12 @@ class Decoder(nn.Module):
             )
 
     def _angles(self, positions: Tensor | None, length: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, (B or 1, T, 1, Dh / 2), once for all layers; computed in fp32, given in the dtype of hidden."""
+        """The tables of `rotate`, once for all layers."""
         if self._frequencies.device != hidden.device:
             self._frequencies = self._frequencies.to(hidden.device)
         if positions is None:
             positions = torch.arange(length, device=hidden.device)[None]
-        angles = (positions.to(torch.float32)[..., None] * self._frequencies)[:, :, None]
-        return (angles.cos() * self._rope_factor).to(hidden.dtype), (angles.sin() * self._rope_factor).to(hidden.dtype)
+        return angles(positions, self._frequencies, self._rope_factor, hidden.dtype)
 
 
 def init(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32) -> Decoder:

@@ -63,32 +63,27 @@ def _yarn(plain: Tensor, powers: Tensor, dim: int, theta: float, scaling, origin
     return interpolated * (1 - kept) + plain * kept, float(attention_factor)
 
 
+def angles(positions: Tensor, frequencies: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Tables for `rotate` at positions (B or 1, T): cosine, and sine with its first half negated, each (B or 1, T, 1, Dh); fp32 inside."""
+    angle = (positions.to(torch.float32)[..., None] * frequencies)[:, :, None]
+    cos, sin = angle.cos() * factor, angle.sin() * factor
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (i, i + head_dim/2) of x (B, T, H, Dh) by angles whose cos and sin are (B or 1, T, 1, Dh/2)."""
+    """Rotates the pairs (i, i + Dh/2) of x (B, T, H, Dh) by the angles of the tables from `angles`."""
     return _Rotate.apply(x, cos, sin)
 
 
 class _Rotate(torch.autograd.Function):
-    """Saves nothing but the angles: the gradient of a rotation is the rotation back."""
+    """Saves nothing but the tables: the gradient of a rotation is the rotation back."""
 
     @staticmethod
     def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin, -1)
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotated(grad, cos, sin, 1), None, None
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    out_first, out_second = out[..., :half], out[..., half:]
-    torch.mul(first, cos, out=out_first)
-    out_first.addcmul_(second, sin, value=sign)
-    torch.mul(second, cos, out=out_second)
-    out_second.addcmul_(first, sin, value=-sign)
-    return out
+        return torch.addcmul(grad * cos, grad.roll(grad.shape[-1] // 2, -1), sin, value=-1), None, None
