@@ -1,0 +1,253 @@
+r"""Where in a model's output the answer stands.
+
+Only searches of bounded windows and single passes at C speed: the text may be a megabyte of anything. Nothing here reads mathematics;
+a box that cannot be read is still the answer, and the judge calls it wrong.
+"""
+
+import re
+from typing import NamedTuple
+
+MAX_ANSWER = 16_384  # characters; a longer answer is undecided unless it is the gold to the letter
+MAX_BOXES = 1_000  # adjacent boxes read as one list
+_TAIL = 4_000  # how far back a bare answer is looked for
+
+_BRACE = re.compile(r"\\.|[{}]", re.S)
+_ONE_TOKEN = re.compile(r"[ \t]*(-?[0-9]+(?:\.[0-9]+)?|[A-Za-z])")
+# Between two boxes that form one list: punctuation, math delimiters, "and", "or", and at most one word before an "and".
+_JOIN = re.compile(
+    r"(?:[\s,;$~&]|\\[\[\]()]|\\[,;:! ]|\\q?quad|\\text\{|\}|(?:[A-Za-z]+ )?and\b|\bor\b)*\Z"
+)
+_FINAL = re.compile(r"final[ \t]+answer", re.I)
+_WEAK = re.compile(r"\banswer(?:[ \t]+is\b|[ \t]*:)|\banswer(?=[ \t]*(?:\$|\\[(\[]))|^A:", re.I | re.M)
+_LEAD = re.compile(
+    r"(?:[\s*:_\"'#]|\\\"|(?:the|my|our|so|final|correct|answer|is|should|be)\b(?![ \t]*=))*", re.I
+)
+_STOP = re.compile(r"I hope|<\||</s>|\n[ \t]*\n")
+_NUMBER = re.compile(
+    r"(?<![A-Za-z0-9_.,\\])[-+]?\$?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?:\\?%)?"
+)
+_CONTROL = re.compile(r"<\|(?:im_start|im_end|endoftext|eot_id|end_of_text)\|>|</s>")
+_CHOICE = re.compile(r"\(?([A-Z])\)?(?:[.:](?=\s)|\s*\Z|(?=,?\s+(?:because|since|as)\b))")
+
+
+class Extraction(NamedTuple):
+    """An answer and the marker it was found by.
+
+    answer: the text to be read; several adjacent boxes are joined by "; ". None: the marker is there and holds nothing.
+    marker: "boxed", "hash" (####), "final_answer", "answer_tag", "answer", "math" (a math environment) or "number".
+    oversize: the answer is longer than MAX_ANSWER characters and was not cut out; `start` says where it begins.
+    """
+
+    answer: str | None
+    marker: str
+    start: int = 0
+    oversize: bool = False
+
+    @property
+    def bare(self) -> bool:
+        """No explicit marker: the last math environment or number."""
+        return self.marker in ("math", "number")
+
+
+def extract(text: str, *, mode: str = "final") -> Extraction | None:
+    r"""The last explicitly marked answer of a model's output, or None.
+
+    Markers: \boxed, \fbox (balanced braces; adjacent boxes are one list), ####, "final answer", <answer>. Text inside <think> … </think>
+    does not count. In mode "final" an "answer is", an "Answer:", the last math environment and the last number follow, in this order;
+    mode "marked" stops at the explicit markers.
+
+    Raises: ValueError for another mode.
+    """
+    if mode not in ("final", "marked"):
+        raise ValueError(f'mode {mode!r} is not one of "final", "marked"')
+    text = _spoken(text)
+    found = _explicit(text)
+    if found or mode == "marked":
+        return found
+    end = len(text)
+    window = text[-_TAIL:]
+    weak = None
+    for weak in _WEAK.finditer(window):
+        pass
+    if weak:
+        tail = _of_sentence(window[weak.end() :])
+        if tail:
+            return Extraction(tail, "answer", end - len(window) + weak.end())
+    if len(window) == end and len(window) <= 80 and len(window.split()) <= 3 and "\n" not in window.strip() and window.strip():
+        stripped = window.strip()
+        return Extraction(stripped, "number" if _NUMBER.fullmatch(stripped) else "math")
+    return _last_math_or_number(window)
+
+
+def _spoken(text: str) -> str:
+    """The text without thinking, and without what follows the end of the turn."""
+    close = text.rfind("</think>")
+    if close >= 0:
+        text = text[close + 8 :]
+    opened = text.find("<think>")
+    if opened >= 0:
+        text = text[:opened]
+    control = _CONTROL.search(text)
+    while control and not text[: control.start()].strip():
+        text = text[control.end() :].removeprefix("assistant")
+        control = _CONTROL.search(text)
+    return text[: control.start()] if control else text
+
+
+def _explicit(text: str) -> Extraction | None:
+    box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    mark = text.rfind("####")
+    tag = text.rfind("<answer>")
+    phrase = -1
+    if "inal" in text or "INAL" in text:
+        for found in _FINAL.finditer(text, max(0, len(text) - 8 * _TAIL)):
+            phrase = found.end()
+    last = max(box, mark, tag, phrase)
+    if last < 0:
+        return None
+    if last == phrase:
+        tail = _of_sentence(text[phrase : phrase + _TAIL])
+        if tail:
+            return Extraction(tail, "final_answer", phrase)
+        last = max(box, mark, tag)
+        if last < 0:
+            return None
+    if last == box:
+        return _boxes(text, box)
+    if last == tag:
+        stop = text.find("</answer>", tag)
+        body = text[tag + 8 : stop if stop >= 0 else len(text)]
+        marker, start = "answer_tag", tag + 8
+    else:
+        line_end = text.find("\n", mark)
+        body = text[mark + 4 : line_end if line_end >= 0 else len(text)]
+        marker, start = "hash", mark + 4
+    if len(body) > MAX_ANSWER:
+        return Extraction(None, marker, start, True)
+    body = body.strip()
+    if marker == "hash":
+        body = body.lstrip("# ")
+    return Extraction(body or None, marker, start)
+
+
+def _boxes(text: str, at: int) -> Extraction:
+    """The box at `at`, together with the boxes that stand directly before it."""
+    start, stop = _box_content(text, at)
+    if stop < 0:
+        return Extraction(None, "boxed", start, len(text) - start > MAX_ANSWER)
+    parts = [text[start:stop].strip()]
+    while True:
+        before = max(text.rfind("\\boxed", 0, at), text.rfind("\\fbox", 0, at))
+        if before < 0 or at - before > MAX_ANSWER:
+            break
+        inner, end = _box_content(text, before)
+        if end < 0 or end >= at:
+            break
+        gap = text[end + (text[end : end + 1] == "}") : at]
+        if len(gap) > 60 or not _JOIN.match(gap):
+            break
+        parts.append(text[inner:end].strip())
+        at = before
+        if len(parts) > MAX_BOXES:
+            return Extraction(None, "boxed", inner, True)
+    if not all(parts):
+        return Extraction(None, "boxed", start)
+    return Extraction("; ".join(reversed(parts)), "boxed", start)
+
+
+def _box_content(text: str, at: int) -> tuple[int, int]:
+    """Where the content of the box at `at` begins and ends; the end is -1 when its brace is not closed within reach."""
+    start = at + (6 if text.startswith("\\boxed", at) else 5)
+    brace = start
+    while text[brace : brace + 1] == " ":
+        brace += 1
+    if text[brace : brace + 1] != "{":
+        one = _ONE_TOKEN.match(text, start)
+        return (one.start(1), one.end(1)) if one else (start, start)
+    depth = 0
+    for found in _BRACE.finditer(text, brace, brace + MAX_ANSWER + 2):
+        token = found.group()
+        if token == "{":
+            depth += 1
+        elif token == "}":
+            depth -= 1
+            if not depth:
+                return brace + 1, found.start()
+    return brace + 1, -1
+
+
+def _of_sentence(tail: str) -> str:
+    """The answer of a sentence that began with "the final answer is" or "Answer:"."""
+    tail = tail[_LEAD.match(tail).end() :]
+    stop = _STOP.search(tail)
+    if stop:
+        tail = tail[: stop.start()]
+    tail = tail.strip().rstrip("*\" \\")
+    if tail.endswith("."):
+        tail = tail[:-1].rstrip()
+    choice = _CHOICE.match(tail)
+    if choice:
+        return choice.group(1)
+    line = tail.split("\n", 1)[0]
+    if len(line.split()) <= 3 and not ("$" in line and not line.startswith(("$", "\\$"))):
+        return line
+    found = _last_math_or_number(tail)
+    return found.answer if found and found.answer else line[:MAX_ANSWER]
+
+
+def _last_math_or_number(text: str) -> Extraction | None:
+    """The last math environment or the last number, whichever ends later; adjacent environments are one list."""
+    environments = _environments(text)
+    after = environments[-1][1] if environments else 0
+    number = None
+    for number in _NUMBER.finditer(text, after):
+        pass
+    if number:
+        return Extraction(number.group(), "number", number.start())
+    if not environments:
+        return None
+    parts = [environments[-1]]
+    for earlier in reversed(environments[:-1]):
+        if not _JOIN.match(text[earlier[1] : parts[-1][0]]):
+            break
+        parts.append(earlier)
+    answer = "; ".join(text[a:b].strip("$ \n\\[]()") if a == b else _inner(text[a:b]) for a, b in reversed(parts))
+    return Extraction(answer or None, "math", parts[-1][0])
+
+
+_DELIMITER = re.compile(r"\\[\[\]()]|\\?\$\$?|\n[ \t]*\n")
+
+
+def _inner(environment: str) -> str:
+    for opening, closing in (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$")):
+        if environment.startswith(opening) and environment.endswith(closing):
+            return environment[len(opening) : -len(closing)].strip()
+    return environment.strip("$ \n")
+
+
+def _environments(text: str) -> list[tuple[int, int]]:
+    r"""Spans of $…$, $$…$$, \(…\) and \[…\]; a dollar before a digit does not close one (prices), nor does an empty line stand inside."""
+    spans: list[tuple[int, int]] = []
+    opened: tuple[str, int] | None = None
+    for found in _DELIMITER.finditer(text):
+        token = found.group()
+        if token in ("\\(", "\\["):
+            opened = (token, found.start())
+        elif token in ("\\)", "\\]"):
+            if opened and opened[0] == ("\\(" if token == "\\)" else "\\["):
+                spans.append((opened[1], found.end()))
+            opened = None
+        elif token.startswith("\n"):
+            opened = None
+        elif token.startswith("\\") and not text[found.end() : found.end() + 1].isspace():
+            continue  # \$5: money
+        elif opened and opened[0] == "$":
+            digit = text[found.end() : found.end() + 1].isdigit()
+            if digit or not text[opened[1] : found.end()].strip("\\$ \n"):
+                opened = ("$", found.start())
+            else:
+                spans.append((opened[1], found.end()))
+                opened = None
+        elif not opened:
+            opened = ("$", found.start())
+    return spans

@@ -1,0 +1,100 @@
+"""From two texts to a verdict."""
+
+from typing import NamedTuple
+
+from align.verify._budget import Budget, OverBudget
+from align.verify._compare import equal
+from align.verify._extract import MAX_ANSWER, Extraction, extract
+from align.verify._read import parse
+from align.verify._values import Value
+
+
+class Verdict(NamedTuple):
+    """What the judge says.
+
+    correct: True, False, or None when the gold cannot be read (leave such a row out; it is never a reward).
+    reason: equal, different, bare (decided on an answer that stood without a marker), no_answer, unreadable_answer, unreadable_gold,
+        undecided (no proof and no refutation found), undecided_budget (too large to be looked at).
+    gold_value, value: the parsed answers, None where parsing was not reached.
+    steps: what the comparison has cost.
+    """
+
+    correct: bool | None
+    reason: str
+    gold_value: Value | None = None
+    value: Value | None = None
+    steps: int = 0
+
+    def __bool__(self) -> bool:
+        return self.correct is True
+
+
+def grade(gold: str, text: str, *, mode: str = "final") -> Verdict:
+    """Judges a model's whole output against a gold answer.
+
+    gold: the reference answer, bare or with its own marker (a solution text that ends in a box, "#### 72").
+    text: the output; `mode` says what counts as an answer in it (see `extract`).
+
+    Raises: ValueError for another mode.
+    """
+    found = extract(text, mode=mode)
+    gold_answer = _gold_answer(gold)
+    if gold_answer is None:
+        return Verdict(None, "unreadable_gold")
+    if found is None:
+        return _readable(gold_answer) or Verdict(False, "no_answer")
+    if found.oversize:
+        return _readable(gold_answer) or _oversize(gold_answer, text, found)
+    if found.answer is None:
+        return _readable(gold_answer) or Verdict(False, "no_answer")
+    verdict = _judge(gold_answer, found.answer)
+    if found.bare and verdict.reason in ("equal", "different"):
+        return verdict._replace(reason="bare")
+    return verdict
+
+
+def equivalent(gold: str, answer: str) -> Verdict:
+    """Judges a bare answer against a bare gold answer; symmetric in the two wherever both can be read."""
+    return _judge(gold, answer)
+
+
+def _gold_answer(gold: str) -> str | None:
+    """The answer of a gold: of its last explicit marker, else all of it."""
+    if "\\boxed" in gold or "\\fbox" in gold or "####" in gold:
+        found = extract(gold, mode="marked")
+        return found.answer if found else None
+    return gold
+
+
+def _readable(gold: str) -> Verdict | None:
+    """A verdict of None when the gold cannot be read."""
+    try:
+        value = parse(gold[: MAX_ANSWER + 1])
+    except OverBudget:
+        return None
+    return Verdict(None, "unreadable_gold", value) if value.kind == "raw" else None
+
+
+def _oversize(gold: str, text: str, found: Extraction) -> Verdict:
+    return Verdict(False, "undecided_budget")
+
+
+def _judge(gold: str, answer: str) -> Verdict:
+    budget = Budget()
+    gold_value = value = None
+    try:
+        if len(gold) > MAX_ANSWER or len(answer) > MAX_ANSWER:
+            return Verdict(gold.strip() == answer.strip(), "equal" if gold.strip() == answer.strip() else "undecided_budget")
+        gold_value = parse(gold)
+        if gold_value.kind == "raw":
+            return Verdict(None, "unreadable_gold", gold_value)
+        value = parse(answer)
+        if value.kind == "raw":
+            return Verdict(False, "unreadable_answer", gold_value, value)
+        found = equal(gold_value, value, budget)
+    except (OverBudget, RecursionError):
+        if gold.strip() == answer.strip():
+            return Verdict(True, "equal", gold_value, value, budget.used)
+        return Verdict(False, "undecided_budget", gold_value, value, budget.used)
+    reason = "undecided" if found is None else "equal" if found else "different"
+    return Verdict(found is True, reason, gold_value, value, budget.used)

@@ -1,0 +1,48 @@
+"""Sums and products of matrices of expressions."""
+
+from align.verify import _tree as tree
+from align.verify._budget import OverBudget, Unreadable
+from align.verify._values import Value, of_node
+
+
+def _nodes(value: Value) -> list[list[tuple]]:
+    rows = []
+    for row in value.items:
+        rows.append([cell.node for cell in row])
+        if None in rows[-1]:
+            raise Unreadable("a matrix of things that are no numbers")
+    return rows
+
+
+def _matrix(rows: list[list[tuple]]) -> Value:
+    return Value("matrix", items=tuple(tuple(of_node(cell) for cell in row) for row in rows))
+
+
+def matrix_sum(a: Value, b: Value) -> Value:
+    """a + b. Raises: Unreadable when the shapes differ or these are no matrices."""
+    if a.kind != "matrix" or b.kind != "matrix":
+        raise Unreadable(f"{a.kind} + {b.kind}")
+    x, y = _nodes(a), _nodes(b)
+    if len(x) != len(y) or len(x[0]) != len(y[0]):
+        raise Unreadable("a sum of matrices of different shapes")
+    return _matrix([[tree.add(p, q) for p, q in zip(r, s)] for r, s in zip(x, y)])
+
+
+def matrix_times(a: Value, b: Value) -> Value:
+    """The product of a number and a matrix (or a vector written as a tuple), or of two matrices. Raises: Unreadable."""
+    for scalar, other in ((a, b), (b, a)):
+        if scalar.kind in ("number", "expression"):
+            if other.kind == "matrix":
+                return _matrix([[tree.mul(scalar.node, cell) for cell in row] for row in _nodes(other)])
+            if other.kind == "tuple" and all(item.node is not None for item in other.items):
+                return Value("tuple", items=tuple(of_node(tree.mul(scalar.node, item.node)) for item in other.items), info=other.info)
+            raise Unreadable(f"a number times a {other.kind}")
+    if a.kind != "matrix" or b.kind != "matrix":
+        raise Unreadable(f"{a.kind} × {b.kind}")
+    x, y = _nodes(a), _nodes(b)
+    if len(x[0]) != len(y):
+        raise Unreadable("a product of matrices whose shapes do not fit")
+    if len(x) * len(y) * len(y[0]) > 1_000:
+        raise OverBudget
+    columns = list(zip(*y))
+    return _matrix([[tree.add(*(tree.mul(p, q) for p, q in zip(row, column))) for column in columns] for row in x])

@@ -1,0 +1,317 @@
+"""From an answer to a value: lists, relations, units, words around the items that `_grammar` reads."""
+
+import re
+
+from align.verify import _names as names
+from align.verify import _tree as tree
+from align.verify import _units as units
+from align.verify._budget import OverBudget, Unreadable
+from align.verify._grammar import Grammar, plain
+from align.verify._lex import Token, balanced, clean, lex
+from align.verify._values import Value, of_node
+
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?\s*\.?")
+_CHOICE_TEXT = re.compile(r"\(([A-Z])\)\s*\S.*|([A-Z])[:.)]\s+\S.*", re.S)
+_LEAD = re.compile(r"(?:(?:the|final|correct|answer|option|choice|is|so|thus|therefore|approximately|about)\b[\s:]*)+", re.I)
+_TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*(?:([ap])\.?\s*m\b\.?)?", re.I)
+_STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|hbox|textsf|texttt|bf|rm|emph|operatorname)\s*(?=\{)")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z'\-., ]*")
+_MAX_SIGNS = 4
+_EMPTY = re.compile(r"(?:there (?:are|is) )?no (?:real |such |integer )?(?:solutions?|values?|roots?)(?: exists?)?|none|empty set", re.I)
+
+
+def parse(answer: str) -> Value:
+    r"""The value that an answer denotes; kind "raw" when it cannot be read.
+
+    Raises: OverBudget when it has too many tokens, too deep brackets or too large a constant.
+    """
+    answer = answer.strip()
+    if _INTEGER.fullmatch(answer):
+        return Value("number", ("q", int(answer)), source=answer)
+    text = clean(answer)
+    source = plain_text(text)
+    value = _special(source)
+    if value is None:
+        text = text.rstrip(". ") if not text.endswith(("..", "\\.")) else text
+        try:
+            value = _Reader(lex(text)).answer()
+        except Unreadable as trouble:
+            value = _words(text, source, trouble)
+    value.source = source
+    return value
+
+
+def plain_text(text: str) -> str:
+    r"""Text without styling commands, braces and repeated blanks: what texts are compared by."""
+    if "\\" in text:
+        text = _STYLED.sub("", text)
+        for command in ("\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\quad", "~"):
+            text = text.replace(command, " " if command != "\\!" else "")
+    return " ".join(text.replace("{", " ").replace("}", " ").split()).strip(" .")
+
+
+def _special(source: str) -> Value | None:
+    """Answers that are no formula: a choice letter, a time of day, an empty set in words."""
+    if len(source) > 400:
+        return None
+    lead = _LEAD.match(source)
+    if lead and lead.end() < len(source):
+        source = source[lead.end() :]
+    choice = _CHOICE.fullmatch(source)
+    if choice:
+        return Value("choice", ("s", choice.group(1)), info=choice.group(1))
+    choice = _CHOICE_TEXT.fullmatch(source)
+    if choice and "\\" not in source and "=" not in source:
+        return Value("choice", ("s", choice.group(1) or choice.group(2)), info=choice.group(1) or choice.group(2))
+    time = _TIME.fullmatch(source)
+    if time and int(time.group(1)) < 25 and int(time.group(2)) < 60:
+        return Value("time", info=(int(time.group(1)), int(time.group(2)), (time.group(3) or "").lower()))
+    if _EMPTY.fullmatch(source):
+        return Value("set", info="finite")
+    return None
+
+
+def _words(text: str, source: str, trouble: Unreadable) -> Value:
+    """Text when it is words, else raw with the reason."""
+    lead = _LEAD.match(source)
+    if lead and lead.end() < len(source):
+        source = source[lead.end() :]
+    if _WORDS.fullmatch(source) and any(len(word) > 1 for word in source.split()):
+        return Value("text", info=source.lower())
+    if "\\text" in text or "\\mbox" in text:
+        try:
+            whole = balanced(text, text.index("{")) == len(text) - 1 and text.startswith(("\\text", "\\mbox"))
+        except (Unreadable, ValueError):
+            whole = False
+        if whole:
+            return Value("text", info=source.lower())
+    return Value("raw", info=str(trouble))
+
+
+class _Reader:
+    """Splits the tokens of an answer into items and reads each."""
+
+    def __init__(self, tokens: list[Token]):
+        self.tokens = tokens
+
+    def answer(self) -> Value:
+        tokens = self.tokens
+        if not tokens:
+            raise Unreadable("nothing")
+        if all(token.kind in ("text", "word") or token.value in ",.-'" for token in tokens):
+            raise_words = [token.value for token in tokens if token.kind != "op"]
+            if not all(word in names.FUNCTIONS or word in names.GREEK or len(word) <= 3 or word.lower().startswith("inf") for word in raise_words):
+                raise Unreadable("words")
+            if any(token.kind == "text" and token.value not in names.JOINERS for token in tokens):
+                raise Unreadable("words")
+        items = [self.item(part) for part in _split(tokens)]
+        flat: list[Value] = []
+        for item in items:
+            flat.extend(item.items if item.kind == "list" and item.info == "pm" else (item,))
+        if len(flat) == 1:
+            return flat[0]
+        if len(items) > 1 and items[0].name and all(item.kind == "number" and not item.name for item in flat[1:]):
+            for item in flat[1:]:
+                item.name = items[0].name  # n = 1, 2, 3
+        return Value("list", items=tuple(flat), info="pm" if len(items) == 1 else None)
+
+    def item(self, tokens: list[Token]) -> Value:
+        """One item; with ± signs the list of its values."""
+        if not tokens:
+            raise Unreadable("an item is missing")
+        count = sum(token.kind == "cmd" and token.value in ("pm", "mp") for token in tokens)
+        if not count:
+            return _relation(Grammar(tokens))
+        if count > _MAX_SIGNS:
+            raise OverBudget
+        first = Grammar(tokens, (1,) * count)
+        values = [_relation(first)]
+        for mask in range(1, 1 << first.plus_minus):
+            signs = tuple(-1 if mask >> k & 1 else 1 for k in range(count))
+            values.append(_relation(Grammar(tokens, signs)))
+        return Value("list", items=tuple(values), info="pm")
+
+
+def _split(tokens: list[Token]) -> list[list[Token]]:
+    """Items between commas, semicolons, and, or, outside of brackets."""
+    parts: list[list[Token]] = [[]]
+    depth = 0
+    separated = True
+    for token in tokens:
+        kind, value = token.kind, token.value
+        if kind in ("op", "cmd"):
+            if value in ("(", "[", "{", "langle", "lfloor", "lceil") or value.startswith("begin:"):
+                depth += 1
+            elif value in (")", "]", "}", "rangle", "rfloor", "rceil") or value.startswith("end:"):
+                depth -= 1
+        joins = (kind in ("text", "word") and value.lower().strip(" ,") in ("and", "or", "")) or (kind == "cmd" and value in ("and", "or"))
+        if depth == 0 and (joins or kind == "op" and value in ",;"):
+            if not separated:
+                parts.append([])
+            separated = True
+            continue
+        if kind == "op" and value == "$" or kind == "text" and separated and value.lower().rstrip(":") in names.LEADS:
+            if value != "$":
+                continue
+        parts[-1].append(token)
+        separated = False
+    if not parts[-1]:
+        parts.pop()
+    if not parts or depth:
+        raise Unreadable("brackets that do not match" if depth else "nothing")
+    return parts
+
+
+def _relation(grammar: Grammar) -> Value:
+    """An item: an expression with its unit, a chain of relations, a ratio, a membership."""
+    currency = None
+    while grammar.is_op("$"):
+        grammar.at += 1
+        currency = units.unit("dollar")
+    if grammar.is_op("=") or grammar.is_cmd("approx"):
+        grammar.at += 1
+    sides, signs = [grammar.expression()], []
+    unit = currency or _unit(grammar)
+    while True:
+        token = grammar.peek()
+        if token.kind == "end":
+            break
+        if token.kind in ("op", "cmd") and token.value in names.RELATIONS:
+            grammar.at += 1
+            sign = names.RELATIONS[token.value]
+            if grammar.is_op("=") and sign in "<>":
+                grammar.at += 1
+                sign += "="
+        elif token.kind == "op" and token.value == ":":
+            grammar.at += 1
+            sign = ":"
+        elif token.kind == "cmd" and token.value == "pmod":
+            grammar.at = len(grammar.tokens)
+            break
+        else:
+            raise Unreadable(f"{token.value!r} after the end of an expression")
+        while grammar.is_op("$"):
+            grammar.at += 1
+            currency = units.unit("dollar")
+        signs.append(sign)
+        sides.append(grammar.expression())
+        unit = _unit(grammar) or currency or unit
+    if not signs:
+        return _with_unit(sides[0], unit)
+    return _chain([_with_unit(side, None) for side in sides], signs, unit)
+
+
+def _unit(grammar: Grammar):
+    """The unit after an expression, or None."""
+    words = []
+    while True:
+        token = grammar.peek()
+        if token.kind == "text" and token.value.lower() not in names.JOINERS or token.kind == "word" and (
+            token.value in units.BARE or (words and token.value not in names.RELATIONS)
+        ):
+            words.append(token.value)
+        elif words and token.kind == "op" and token.value == "^" and grammar.peek(1).kind == "num":
+            grammar.at += 1
+            words.append("^" + grammar.peek().value)
+        elif words and token.kind == "op" and token.value == "^" and grammar.peek(1).value == "{" and grammar.peek(2).kind == "num":
+            words.append("^" + grammar.peek(2).value)
+            grammar.at += 3
+        elif words and token.kind == "op" and token.value == "/" and grammar.peek(1).kind in ("text", "word"):
+            words.append("/")
+        elif token.kind == "op" and token.value == "$":
+            words.append("dollar")
+        else:
+            break
+        grammar.at += 1
+    phrase = " ".join(words)
+    if len(phrase.split()) > 6:
+        raise Unreadable("a sentence after the number")
+    return units.unit(phrase) if phrase else None
+
+
+def _with_unit(item, unit) -> Value:
+    if item.__class__ is tuple:
+        if item[0] == "f" and item[1] == "deg":
+            item, unit = item[2], units.DEGREE
+        elif item[0] == "f" and item[1] == "pct":
+            item, unit = item[2], units.PERCENT
+        return of_node(item, unit=unit)
+    if unit and item.kind in ("number", "expression"):
+        item.unit = unit
+    return item
+
+
+def _chain(sides: list[Value], signs: list[str], unit) -> Value:
+    """a = b = c, a < b, x in S, a : b."""
+    if set(signs) == {":"}:
+        return Value("ratio", items=tuple(sides))
+    if ":" in signs:  # S:T = 7:32
+        cut = next(k for k, sign in enumerate(signs) if sign != ":")
+        if signs[cut] != "=" or any(sign != ":" for sign in signs[cut + 1 :]):
+            raise Unreadable("a ratio in a chain")
+        return Value("ratio", items=tuple(sides[cut + 1 :]), name=":")
+    if signs[-1] == "in" and len(signs) == 1:
+        if sides[1].kind not in ("set", "interval", "tuple", "list"):
+            raise Unreadable("membership in something that is no set")
+        sides[1].name = _name(sides[0]) or "?"
+        return sides[1]
+    if any(sign in ("in", "notin") for sign in signs):
+        raise Unreadable("a membership in a chain")
+    if "~" in signs:
+        cut = signs.index("~")
+        if any(sign not in "=~" for sign in signs):
+            raise Unreadable("approximately, in an inequality")
+        kept = sides[: cut + 1] if sides[cut].kind == "number" else sides[: cut + 2]
+        signs = ["="] * (len(kept) - 1)
+        if not signs:
+            kept[0].unit = kept[0].unit or unit
+            return kept[0]
+        sides = kept
+    if set(signs) == {"="}:
+        return _equation(sides, unit)
+    if any(side.kind not in ("number", "expression") for side in sides):
+        raise Unreadable("an inequality between things that are no numbers")
+    return Value("inequality", items=tuple(plain(side.node) for side in sides), info=tuple(signs))
+
+
+def _equation(sides: list[Value], unit) -> Value:
+    """An equation; with a name on the left that does not recur on the right, an assignment of the right side."""
+    last, name = sides[-1], _name(sides[0])
+    nodes = tuple(side.node if side.node is not None else side for side in sides)
+    if name and not _recurs(sides[0], last):
+        value = Value(last.kind, last.node, last.items, last.info, name, last.unit or unit)
+        value.info = ("chain", nodes, last.info) if len(sides) > 2 else last.info
+        return value
+    return Value("equation", items=nodes)
+
+
+def _name(side: Value) -> str | None:
+    """The name that an assignment gives: a letter, f(x), |AB|, (x, y)."""
+    if side.kind == "tuple" or side.kind == "interval":
+        inner = [_name(item) for item in side.items]
+        return "(" + ",".join(inner) + ")" if None not in inner else None
+    node = side.node
+    if node is None:
+        return None
+    if node[0] == "s":
+        return node[1]
+    if node[0] == "f" and node[1].startswith("@"):
+        return node[1][1:]
+    if node == tree.E or (node[0] == "c" and node[1] == "i"):
+        return None
+    if node[0] == "f" and node[1] == "abs" and tree.symbols(node):
+        return "|" + "".join(sorted(tree.symbols(node))) + "|"
+    return None
+
+
+def _recurs(left: Value, right: Value) -> bool:
+    if left.node is None or right.node is None:
+        return False
+    return left.node[0] == "s" and left.node[1] in tree.symbols(right.node) or tree.contains(right.node, left.node)
+
+
+def normalise(text: str) -> str:
+    """An answer without what carries no meaning: math delimiters, styling, sizes, spacing, Unicode variants of signs."""
+    text = text.strip()
+    return plain_text(clean(text)) if len(text) <= 16_384 else text

@@ -1,0 +1,308 @@
+"""Expression trees: tuples whose first item is a tag, with exact constants folded while they are built.
+
+    ("q", n)                an int or a Fraction
+    ("d", n, digits, ulp)   a decimal literal: its exact value, its significant digits, the unit of its last place
+    ("s", name)             a symbol
+    ("c", name)             pi, e, i, inf, undef
+    ("+", terms…)  ("*", factors…)  ("^", base, exponent)
+    ("f", name, arguments…) a function
+
+Nothing is folded before its size has been bounded, so no power, factorial or product can grow out of hand.
+"""
+
+from fractions import Fraction
+from math import comb, factorial, gcd, isqrt
+
+from align.verify._budget import MAX_BITS, OverBudget
+
+Node = tuple
+
+ZERO: Node = ("q", 0)
+ONE: Node = ("q", 1)
+MINUS_ONE: Node = ("q", -1)
+UNDEF: Node = ("c", "undef")
+INF: Node = ("c", "inf")
+PI: Node = ("c", "pi")
+E: Node = ("c", "e")
+I: Node = ("c", "i")
+NEG_INF: Node = ("*", MINUS_ONE, INF)
+
+
+def rational(value) -> Node:
+    """A constant, an int wherever it is one."""
+    if value.__class__ is not int and value.denominator == 1:
+        value = value.numerator
+    return ("q", value)
+
+
+def integer(digits: str) -> int:
+    """int() of a digit string of any length, in pieces, because int() itself has a process-wide limit."""
+    if len(digits) <= 600:
+        return int(digits)
+    half = len(digits) // 2
+    return integer(digits[:-half]) * 10**half + integer(digits[-half:])
+
+
+def literal(text: str) -> Node:
+    """A number as it is written. Raises: OverBudget for an exponent that is too large."""
+    mantissa, _, exponent = text.replace("E", "e").partition("e")
+    whole, point, fraction = mantissa.partition(".")
+    power = int(exponent or "0")
+    if abs(power) > 9_000:
+        raise OverBudget
+    if not point and not exponent:
+        return ("q", integer(whole))
+    digits = (whole + fraction).lstrip("0")
+    value = Fraction(integer(whole + fraction or "0")) * Fraction(10) ** (power - len(fraction))
+    if value.denominator == 1:
+        value = value.numerator
+    return ("d", value, len(digits), Fraction(10) ** (power - len(fraction))) if point or exponent else ("q", value)
+
+
+def value_of(node: Node):
+    """The exact rational value of a constant, or None."""
+    return node[1] if node[0] in "qd" else None
+
+
+def bits(value) -> int:
+    """Size of a rational: the bits of its numerator and denominator."""
+    return value.bit_length() if value.__class__ is int else value.numerator.bit_length() + value.denominator.bit_length()
+
+
+def add(*terms: Node) -> Node:
+    """A sum."""
+    constant, rest = 0, []
+    infinite = 0
+    for term in terms:
+        parts = term[1:] if term[0] == "+" else (term,)
+        for part in parts:
+            tag = part[0]
+            if tag == "q" or tag == "d":
+                constant += part[1]
+            elif part == UNDEF:
+                return UNDEF
+            elif part == INF or part == NEG_INF:
+                sign = 1 if part == INF else -1
+                if infinite == -sign:
+                    return UNDEF
+                infinite = sign
+            else:
+                rest.append(part)
+    if infinite:
+        return INF if infinite > 0 else NEG_INF
+    if bits(constant) > 4 * MAX_BITS:
+        raise OverBudget
+    if not rest:
+        return rational(constant)
+    if constant:
+        rest.append(rational(constant))
+    return rest[0] if len(rest) == 1 else ("+", *rest)
+
+
+def mul(*factors: Node) -> Node:
+    """A product."""
+    constant, rest = 1, []
+    for factor in factors:
+        parts = factor[1:] if factor[0] == "*" else (factor,)
+        for part in parts:
+            tag = part[0]
+            if tag == "q" or tag == "d":
+                constant *= part[1]
+            elif part == UNDEF:
+                return UNDEF
+            else:
+                rest.append(part)
+    if bits(constant) > 4 * MAX_BITS:
+        raise OverBudget
+    if INF in rest:
+        if constant == 0 or len(rest) > 1 and any(part != INF for part in rest):
+            return UNDEF
+        return INF if constant > 0 else NEG_INF
+    if not rest or constant == 0:
+        return rational(constant)
+    if constant != 1:
+        rest.insert(0, rational(constant))
+    return rest[0] if len(rest) == 1 else ("*", *rest)
+
+
+def neg(node: Node) -> Node:
+    """The negative; a decimal literal stays one."""
+    if node[0] == "d":
+        return ("d", -node[1], node[2], node[3])
+    return mul(MINUS_ONE, node)
+
+
+def scaled(node: Node, power: int) -> Node:
+    """node × 10^power; a decimal literal stays one."""
+    if abs(power) > 9_000:
+        raise OverBudget
+    factor = Fraction(10) ** power
+    if node[0] == "d":
+        return ("d", rational(node[1] * factor)[1], node[2], node[3] * factor)
+    return mul(node, rational(factor))
+
+
+def div(top: Node, bottom: Node) -> Node:
+    """A quotient; division by zero is undefined."""
+    return mul(top, power(bottom, MINUS_ONE))
+
+
+def power(base: Node, exponent: Node) -> Node:
+    """A power, evaluated where base and exponent are rational and the result is small enough; else left as it stands."""
+    if base == UNDEF or exponent == UNDEF:
+        return UNDEF
+    b, n = value_of(base), value_of(exponent)
+    if n is not None:
+        n = rational(n)[1]
+        if n == 1:
+            return ("q", b) if b is not None else base
+        if n == 0:
+            return UNDEF if b == 0 or base in (INF, NEG_INF) else ONE
+        if b is not None:
+            return _rational_power(b, n, base, exponent)
+        if base == INF:
+            return INF if n > 0 else ZERO
+        if base == I and n.__class__ is int:
+            return (ONE, I, MINUS_ONE, ("*", MINUS_ONE, I))[n % 4]
+        if base[0] == "^" and n.__class__ is int and value_of(base[2]) is not None:
+            return power(base[1], rational(value_of(base[2]) * n))
+    if INF in (base, exponent) or NEG_INF in (base, exponent):
+        return UNDEF
+    return ("^", base, rational(exponent[1]) if exponent[0] == "d" else exponent)
+
+
+def _rational_power(b, n, base: Node, exponent: Node) -> Node:
+    if b == 0:
+        return ZERO if n > 0 else UNDEF
+    if b == 1:
+        return ONE
+    if n.__class__ is int:
+        if b == -1:
+            return ONE if n % 2 == 0 else MINUS_ONE
+        if bits(b) * abs(n) > MAX_BITS:
+            return ("^", rational(b), rational(n))
+        return rational(Fraction(b) ** n)
+    root = n.denominator
+    if root <= 64 and bits(b) * abs(n.numerator) <= MAX_BITS:
+        sign = -1 if b < 0 else 1
+        if sign > 0 or root % 2:
+            top, bottom = exact_root(abs(b.numerator), root), exact_root(b.denominator, root)
+            if top is not None and bottom is not None:
+                return rational(Fraction(sign * top, bottom) ** n.numerator)
+    return ("^", rational(b), ("q", n))
+
+
+def exact_root(value: int, k: int) -> int | None:
+    """The k-th root of a non-negative integer when it is an integer."""
+    root = integer_root(value, k)
+    return root if root**k == value else None
+
+
+def integer_root(value: int, k: int) -> int:
+    """The floor of the k-th root of a non-negative integer (Newton)."""
+    if value < 2 or k == 1:
+        return value
+    if k == 2:
+        return isqrt(value)
+    guess = 1 << -(-value.bit_length() // k)
+    while True:
+        better = ((k - 1) * guess + value // guess ** (k - 1)) // k
+        if better >= guess:
+            return guess
+        guess = better
+
+
+def root(node: Node, k: int) -> Node:
+    """The k-th root."""
+    return power(node, ("q", Fraction(1, k)))
+
+
+def fact(node: Node) -> Node:
+    """A factorial; a large or symbolic one stays as it is. Of a negative integer it is undefined."""
+    n = value_of(node)
+    if n.__class__ is int:
+        if n < 0:
+            return UNDEF
+        if n <= 1_000:
+            return ("q", factorial(n))
+    return ("f", "fact", node)
+
+
+def binomial(n: Node, k: Node) -> Node:
+    """n choose k."""
+    a, b = value_of(n), value_of(k)
+    if a.__class__ is int and b.__class__ is int and 0 <= b <= a:
+        b = min(b, a - b)
+        if b * a.bit_length() <= MAX_BITS:
+            return ("q", comb(a, b))
+        return ("f", "binom", n, ("q", b))
+    if a.__class__ is int and b.__class__ is int and a >= 0:
+        return ZERO
+    return div(fact(n), mul(fact(k), fact(add(n, neg(k)))))
+
+
+def call(name: str, *arguments: Node) -> Node:
+    """A function of evaluated arguments; the exact ones of rationals are folded."""
+    if UNDEF in arguments:
+        return UNDEF
+    values = [value_of(a) for a in arguments]
+    if None not in values:
+        first = values[0]
+        if name == "abs":
+            return rational(abs(first))
+        if name == "floor":
+            return ("q", first.numerator // first.denominator)
+        if name == "ceil":
+            return ("q", -(-first.numerator // first.denominator))
+        if name == "max":
+            return rational(max(values))
+        if name == "min":
+            return rational(min(values))
+        if name in ("gcd", "lcm") and all(v.__class__ is int for v in values):
+            return _gcd_lcm(name, values)
+        if name == "mod" and values[1]:
+            return rational(first - values[1] * (Fraction(first) / values[1]).__floor__())
+        if name == "deg":
+            return mul(arguments[0], PI, ("q", Fraction(1, 180)))
+    if name == "exp":
+        return power(E, arguments[0])
+    if name == "deg":
+        return mul(arguments[0], PI, ("q", Fraction(1, 180)))
+    return ("f", name, *arguments)
+
+
+def _gcd_lcm(name: str, values: list[int]) -> Node:
+    result = 0 if name == "gcd" else 1
+    for value in values:
+        if name == "gcd":
+            result = gcd(result, value)
+        else:
+            result = result * value // gcd(result, value) if result and value else 0
+            if bits(result) > MAX_BITS:
+                raise OverBudget
+    return ("q", abs(result))
+
+
+def symbols(node: Node, into: set | None = None) -> set:
+    """Names of the symbols of a tree."""
+    into = set() if into is None else into
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        if item[0] == "s":
+            into.add(item[1])
+        elif item[0] in ("+", "*", "^", "f"):
+            stack.extend(part for part in item[1:] if part.__class__ is tuple)
+    return into
+
+
+def contains(node: Node, wanted: Node) -> bool:
+    """Whether a subtree occurs."""
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        if item == wanted:
+            return True
+        if item[0] in ("+", "*", "^", "f"):
+            stack.extend(part for part in item[1:] if part.__class__ is tuple)
+    return False

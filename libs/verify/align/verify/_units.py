@@ -1,0 +1,111 @@
+"""Units of measure: what is the same, what converts, what is in conflict."""
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+
+class Unit(NamedTuple):
+    """A product of powers of base dimensions with a scale; `known` when every word of it was in the table."""
+
+    scale: Fraction
+    dimensions: tuple  # ((dimension, exponent), …), sorted
+    known: bool
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
+_TABLE: dict[str, tuple[str, Fraction]] = {}
+
+
+def _define(dimension: str, entries: str) -> None:
+    for entry in entries.split(";"):
+        names, _, scale = entry.partition("=")
+        for name in names.split():
+            _TABLE[name] = (dimension, Fraction(scale.strip()))
+
+
+_define("length", "m meter metre=1;km kilometer kilometre=1000;cm centimeter centimetre=1/100;mm millimeter millimetre=1/1000;"
+        "dm decimeter=1/10;nm nanometer=1/1000000000;in inch inche=127/5000;ft foot feet=381/1250;yd yard=1143/1250;mi mile=201168/125")
+_define("mass", "g gram=1;kg kilogram=1000;mg milligram=1/1000;lb lbs pound=45359237/100000;oz ounce=45359237/1600000;ton tonne=1000000")
+_define("time", "s sec second=1;min minute=60;h hr hour=3600;day=86400;week=604800;ms millisecond=1/1000;month=2629746;year yr=31556952")
+_define("volume", "L liter litre=1;mL ml milliliter=1/1000;gallon gal=473176473/125000000;quart=473176473/500000000;cup=473176473/2000000000")
+_define("dollar", "dollar $ usd USD buck=1;cent=1/100")
+_define("euro", "euro=1")
+_define("sterling", "sterling=1;pence=1/100")
+_define("yuan", "yuan rmb RMB=1")
+_define("yen", "yen=1")
+_define("rupee", "rupee Rs=1")
+_define("angle", "deg degree=1")
+_define("percent", "percent pct=1")
+_define("temperature", "celsius=1")
+_define("fahrenheit", "fahrenheit=1")
+_define("force", "N newton=1;kN=1000")
+_define("energy", "J joule=1;kJ=1000;eV=1/6241509074460762608")
+_define("power", "W watt=1;kW kilowatt=1000")
+_define("speed", "mph=1397/3125;kph=5/18")
+_define("pressure", "Pa pascal=1;kPa=1000;atm=101325")
+_define("charge", "C coulomb=1")
+_define("current", "A ampere amp=1")
+_define("voltage", "V volt=1")
+_define("frequency", "Hz hertz=1;kHz=1000;MHz=1000000")
+
+BARE = frozenset(name for name in _TABLE if len(name) > 1 and name not in ("in", "day", "min", "deg", "ms", "gal")) | {"miles", "hours", "deg"}
+"""Words that name a unit even outside of \\text."""
+
+_WORD = re.compile(r"[A-Za-z$]+|\^\{?-?[0-9]+\}?|/")
+_IGNORED = frozenset(["unit", "units", "of", "the", "in", "a", "an", "total", "each", "about", "approximately", "roughly"])
+_LONG = frozenset(["square", "sq", "cubic", "cu"])
+
+
+def _look_up(word: str) -> tuple[str, str, Fraction] | None:
+    for form in (word, word.lower()):
+        for name in (form, form[:-1] if form.endswith("s") and len(form) > 2 else form, form[:-2] if form.endswith("es") else form):
+            if name in _TABLE:
+                return (name, *_TABLE[name])
+    return None
+
+
+def unit(words: str) -> Unit | None:
+    """The unit that a phrase names ("square cm", "miles per hour", "apples"), or None when it says nothing."""
+    scale, known, exponents = Fraction(1), True, {}
+    sign, pending, last = 1, 1, None
+    for word in _WORD.findall(words.replace(".", "")):
+        if word in ("/", "per"):
+            sign = -1
+        elif word[0] == "^":
+            if last:
+                extra = int(word.strip("^{}")) - 1
+                exponents[last[0]] += sign * extra
+                scale *= last[1] ** (sign * extra)
+        elif word.lower() in _LONG:
+            pending = 3 if word.lower().startswith("cu") else 2
+        elif word in ("squared", "cubed") and last:
+            extra = 1 if word == "squared" else 2
+            exponents[last[0]] += extra
+            scale *= last[1] ** extra
+        elif word.lower() in _IGNORED:
+            continue
+        else:
+            found = _look_up(word)
+            if found:
+                _, dimension, factor = found
+            else:
+                dimension, factor, known = "#" + word.lower().rstrip("s"), Fraction(1), False
+            exponents[dimension] = exponents.get(dimension, 0) + sign * pending
+            scale *= factor ** (sign * pending)
+            last, pending = (dimension, factor), 1
+    if not exponents:
+        return None
+    return Unit(scale, tuple(sorted((d, e) for d, e in exponents.items() if e)), known, words.strip())
+
+
+DEGREE = unit("degree")
+PERCENT = unit("percent")
+
+
+def conflict(a: Unit, b: Unit) -> bool:
+    """Whether two stated units cannot both be right: both are known and measure different things."""
+    return a.known and b.known and a.dimensions != b.dimensions

@@ -1,0 +1,38 @@
+"""The value model: what an answer was read as."""
+
+from align.verify._tree import Node, symbols
+
+
+class Value:
+    """A parsed answer.
+
+    kind: number, expression, tuple, interval, list, set, matrix, equation, inequality, ratio, time, choice, text or raw (unreadable).
+    node: the expression tree of a number or an expression; of an assignment (x = 5) the tree of its right side, where that is one.
+    items: the members of a tuple, list or set; the rows of a matrix, each a tuple of values; the sides of an equation or inequality; the
+        operands of a union, intersection or difference.
+    info: brackets of a tuple or interval; relation signs; "finite", "union", "cap", "minus", "builder", "all" of a set; letter, words.
+    name: what stands on the left of an assignment or of a membership sign.
+    unit: a `Unit`, or None.
+    source: the text that was read, without styling; two texts are compared by it.
+    """
+
+    __slots__ = ("info", "items", "kind", "name", "node", "source", "unit")
+
+    def __init__(self, kind: str, node: Node | None = None, items: tuple = (), info=None, name: str | None = None, unit=None, source=""):
+        self.kind = kind
+        self.node = node
+        self.items = items
+        self.info = info
+        self.name = name
+        self.unit = unit
+        self.source = source
+
+    def __repr__(self) -> str:
+        content = self.node if self.node is not None else list(self.items) or self.info
+        name = f"{self.name} = " if self.name else ""
+        return f"<{self.kind} {name}{content}{f' {self.unit}' if self.unit else ''}>"
+
+
+def of_node(node: Node, **fields) -> Value:
+    """A number, or an expression when it holds symbols."""
+    return Value("expression" if symbols(node) else "number", node, **fields)
