@@ -12,6 +12,8 @@ from align.model._errors import ModelError
 # sdpa_causal: each row of the batch is one document, padded on the right.
 # cpu_per_document: packed rows; each document is attended to alone. Any device, meant for the CPU.
 # sdpa_cached: keys and values from a KVCache.
+_PADDING_LIMIT = 2.5  # padded tokens for each real one, up to which packed documents are attended to in one call
+
 FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached")
 
 
@@ -62,9 +64,26 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, window: int | None, context: Contex
 
 def _per_document(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:
     batch, length = q.shape[:2]
+    longest = max(b - a for a, b in context.spans)
+    if len(context.spans) * longest <= _PADDING_LIMIT * batch * length:
+        return _documents_as_rows(q, k, v, context, window, longest)
     q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
     outs = [_causal(q[None, a:b], k[None, a:b], v[None, a:b], window, context)[0] for a, b in context.spans]
     return torch.cat(outs).view(batch, length, -1)
+
+
+def _documents_as_rows(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None, longest: int) -> Tensor:
+    """All documents in one call, each in a row of its own, padded: for short documents several times as fast as one call apiece."""
+    (batch, length, heads, dim), kv_heads = q.shape, k.shape[2]
+    if "rows" not in context.masks:
+        starts, ends = torch.tensor(context.spans, device=q.device).unbind(1)
+        inside = torch.arange(longest, device=q.device) < (ends - starts)[:, None]
+        context.masks["rows"] = inside.flatten().nonzero()[:, 0]  # (B * T,), where each token stands among the rows
+    places, documents = context.masks["rows"], len(context.spans)
+    joined = torch.cat((q, k, v), 2).view(batch * length, -1)
+    rows = joined.new_zeros(documents * longest, joined.shape[1]).index_copy(0, places, joined)
+    q, k, v = rows.view(documents, longest, -1, dim).split((heads, kv_heads, kv_heads), 2)
+    return _causal(q, k, v, window, context).flatten(0, 1).index_select(0, places).view(batch, length, -1)
 
 
 def _cached(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window: int | None) -> Tensor:
