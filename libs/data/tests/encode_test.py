@@ -1,11 +1,15 @@
 """Encoding: which tokens, which of them are trained, and what became of every row."""
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
-from align.data import DataError, chat_rows, encode_rows
+from align.data import DataError, arithmetic_demonstrations, arithmetic_tokenizer_config, arithmetic_tokenizer_json, chat_rows, encode_rows
+from align.tokenizer import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -166,3 +170,23 @@ def test_the_digest_sees_ids_masks_boundaries_and_order():
     digests += [digest("ab", kind="completion"), digest("abc", kind="completion")]
     assert len(set(digests)) == len(digests)
     assert digest("ab", "c") == digests[0]
+
+
+def test_the_arithmetic_tokenizer_encodes_the_task_and_back():
+    tokenizer = Tokenizer.from_dict(arithmetic_tokenizer_json(), arithmetic_tokenizer_config())
+    rows = arithmetic_demonstrations(200, seed=0)
+    encoded = encode_rows(rows, tokenizer, kind="completion", max_length=128)
+    for row, example in zip(rows, encoded.examples, strict=True):
+        ids = example.ids.tolist()
+        assert tokenizer.decode(ids) == f"<s>{row['prompt']}{row['completion']}</s>"
+        assert tokenizer.decode(example.ids[example.mask].tolist()) == f"{row['completion']}</s>"
+        assert tokenizer.token_to_id("<unk>") not in ids
+        assert ids[: len(ids) - example.mask.sum()] == tokenizer.encode(row["prompt"], add_special_tokens=True)
+    assert encoded.lengths.max() <= 72 and encoded.lengths.mean() < 42
+
+
+def test_the_readme_runs(tmp_path):
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    code, _, printed = readme.split("```python\n")[1].split("```")[:3]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stderr, done.stdout) == ("", printed.lstrip("\n"))
