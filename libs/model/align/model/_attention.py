@@ -9,11 +9,11 @@ from torch import Tensor
 from align.model._cache import KVCache
 from align.model._errors import ModelError
 
+_PADDING_LIMIT = 2.5  # padded tokens for each real one, up to which packed documents are attended to in one call
+
 # sdpa_causal: each row of the batch is one document, padded on the right.
 # cpu_per_document: packed rows; each document is attended to alone. Any device, meant for the CPU.
 # sdpa_cached: keys and values from a KVCache.
-_PADDING_LIMIT = 2.5  # padded tokens for each real one, up to which packed documents are attended to in one call
-
 FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached")
 
 
