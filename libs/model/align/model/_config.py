@@ -142,6 +142,10 @@ class ModelConfig:
         """The same configuration, stored in another dtype."""
         return replace(self, dtype=dtype)
 
+    def with_rope_scaling(self, scaling: Mapping[str, Any]) -> "ModelConfig":
+        """The same configuration with other rotary positions."""
+        return replace(self, rope_scaling=scaling)
+
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         """Reads the object of a config.json, of transformers 4 (rope_theta, rope_scaling, torch_dtype) or 5 (rope_parameters, dtype).

@@ -1,8 +1,9 @@
 """Model directories in HF layout: config.json, safetensors in one file or in shards with an index."""
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,35 +93,51 @@ def save(model: Decoder, directory: str | Path, *, state_dict: Mapping[str, Tens
     directory = Path(directory)
     tensors = {name: tensor.detach() for name, tensor in (model.state_dict() if state_dict is None else state_dict).items()}
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    dtype = tensors["model.embed_tokens.weight"].dtype if "model.embed_tokens.weight" in tensors else None
     _check_names("state_dict", set(shapes), set(tensors), model.config)
     for name, tensor in tensors.items():
         if hasattr(tensor, "full_tensor"):
             raise ModelError(f"{name} is a shard of a tensor; gather it and give state_dict")
         _check_shape("state_dict", name, tensor.shape, shapes[name])
-    dtype = tensors["model.embed_tokens.weight"].dtype
+        if tensor.dtype != dtype:
+            raise ModelError(f"{name} is {tensor.dtype} and the embedding {dtype}; a directory has one dtype")
+    write_model(model.config, directory, shapes, tensors.__getitem__, dtype, max_shard_bytes)
+
+
+def write_model(
+    config: ModelConfig,
+    directory: Path,
+    shapes: Mapping[str, torch.Size],
+    tensor: Callable[[str], Tensor],
+    dtype: torch.dtype,
+    max_shard_bytes: int,
+) -> None:
+    """Writes config.json and the tensors named in `shapes`, in this order, each made by `tensor` when its shard is written."""
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.iterdir():
         if _OURS.fullmatch(path.name):
             path.unlink()
-    shards = list(_shards(tensors, max_shard_bytes))
-    index: dict[str, Any] = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": {}}
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
+    shards = list(_shards(sizes, max_shard_bytes))
+    index: dict[str, Any] = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": {}}
     for number, names in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({name: tensors[name].contiguous() for name in names}, directory / file, metadata={"format": "pt"})
+        save_file({name: tensor(name).contiguous() for name in names}, directory / file, metadata={"format": "pt"})
         index["weight_map"].update(dict.fromkeys(names, file))
     if len(shards) > 1:
-        _write_json(directory / INDEX, index)
-    _write_json(directory / CONFIG, model.config.with_dtype(str(dtype).removeprefix("torch.")).to_hf())
+        write_json(directory / INDEX, index)
+    write_json(directory / CONFIG, config.with_dtype(str(dtype).removeprefix("torch.")).to_hf())
 
 
-def _shards(tensors: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
-    names, size = [], 0
-    for name, tensor in tensors.items():
-        if names and size + tensor.nbytes > limit:
+def _shards(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, nbytes in sizes.items():
+        if names and size + nbytes > limit:
             yield names
             names, size = [], 0
         names.append(name)
-        size += tensor.nbytes
+        size += nbytes
     yield names
 
 
@@ -196,5 +213,5 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
