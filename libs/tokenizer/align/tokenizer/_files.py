@@ -1,0 +1,133 @@
+"""Tokenizer files in a directory: loading, saving, the vendored copy."""
+
+import gzip
+import json
+import shutil
+import warnings
+import zlib
+from pathlib import Path
+
+from align.tokenizer._errors import TokenizerError, VendoredWarning
+from align.tokenizer._unicode import ASSETS
+
+NAMES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json")
+VENDORED = {"mistral-7b-v0.3": ("mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-instruct-v0.3")}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise TokenizerError(f"{path}: cannot be read: {error}") from None
+
+
+def _json(path: Path) -> dict:
+    try:
+        value = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, TokenizerError):
+            raise
+        raise TokenizerError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: should be a JSON object")
+    return value
+
+
+def _config(directory: Path) -> dict:
+    """tokenizer_config.json, the special tokens map where the former is silent, and chat_template.jinja over both."""
+    config: dict = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (directory / name).is_file():
+            config.update({k: v for k, v in _json(directory / name).items() if v is not None})
+    template = directory / "chat_template.jinja"
+    if template.is_file():
+        config["chat_template"] = _read(template).decode("utf-8", "replace")
+    return config
+
+
+def load(cls, path: Path):
+    if path.is_dir():
+        candidates = [path / "tokenizer.json", path / "tokenizer.json.gz"]
+        found = next((p for p in candidates if p.is_file()), None)
+        if found is None:
+            raise TokenizerError(f"{path}: no tokenizer.json in this directory")
+        return cls(_json(found), _config(path), where=str(found), files=_present(path, found))
+    if not path.is_file():
+        raise TokenizerError(f"{path}: no such file or directory; give a model directory or a tokenizer.json")
+    return cls(_json(path), _config(path.parent), where=str(path), files=_present(path.parent, path))
+
+
+def _present(directory: Path, main: Path) -> list[Path]:
+    return [main, *(p for p in (directory / name for name in NAMES) if p.is_file() and p != main)]
+
+
+def save(tokenizer, directory: Path) -> list[Path]:
+    directory.mkdir(parents=True, exist_ok=True)
+    out = []
+    for source in tokenizer.files:
+        target = directory / source.name
+        if target.exists() and target.samefile(source):
+            out.append(target)
+            continue
+        out.append(Path(shutil.copyfile(source, target)))
+    if not out:
+        for name, value in (("tokenizer.json", tokenizer._data), ("tokenizer_config.json", tokenizer._config)):
+            if value:
+                out.append(directory / name)
+                out[-1].write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", "utf-8")
+    return out
+
+
+def vendored_dir(name: str = "mistral-7b-v0.3") -> Path:
+    if name not in VENDORED:
+        raise TokenizerError(f"no vendored tokenizer {name!r}; there is {', '.join(VENDORED)}")
+    return ASSETS / name
+
+
+def vendored(name: str = "mistral-7b-v0.3"):
+    """The tokenizer whose files are part of the library (assets/<name>/PROVENANCE.md): `mistral-7b-v0.3`."""
+    from align.tokenizer._tokenizer import Tokenizer
+
+    return Tokenizer.load(vendored_dir(name))
+
+
+def resolve_tokenizer(path_or_name):
+    """A model directory's own tokenizer when its files are whole; else the vendored copy, with a VendoredWarning that says why.
+
+    path_or_name: a directory, a tokenizer.json, or a name (`mistral-7b-v0.3`, `mistralai/Mistral-7B-v0.3`, …). A directory without a
+    tokenizer falls back only where its name or its config.json says that it is a Mistral-7B-v0.3; anything else raises TokenizerError.
+    """
+    from align.tokenizer._tokenizer import Tokenizer
+
+    path = Path(path_or_name)
+    name = _vendored_name(str(path_or_name))
+    if not path.exists():
+        if name:
+            return vendored(name)
+        raise TokenizerError(f"{path_or_name}: neither a directory, nor a tokenizer.json, nor a vendored tokenizer ({', '.join(VENDORED)})")
+    try:
+        return Tokenizer.load(path)
+    except TokenizerError as error:
+        name = name or _vendored_name(path.resolve().as_posix()) or (path.is_dir() and _by_config(path))
+        if not name:
+            raise
+        warnings.warn(f"{path} has no usable tokenizer ({error}); using the vendored {name}", VendoredWarning, stacklevel=2)
+        return vendored(name)
+
+
+def _vendored_name(text: str) -> str | None:
+    text = text.lower().replace("--", "/")
+    for name, others in VENDORED.items():
+        if any(part.lower() in text for part in (name, *others)):
+            return name
+    return None
+
+
+def _by_config(directory: Path) -> str | None:
+    """Mistral-7B-v0.3 by its config.json: model_type mistral and the 32,768 entries that only v0.3 has."""
+    try:
+        config = _json(directory / "config.json")
+    except TokenizerError:
+        return None
+    return "mistral-7b-v0.3" if config.get("model_type") == "mistral" and config.get("vocab_size") == 32768 else None

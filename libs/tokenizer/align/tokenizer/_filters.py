@@ -1,0 +1,236 @@
+"""Filters, tests and functions that chat templates may use, with Jinja's and Hugging Face's meanings."""
+
+import json
+from datetime import datetime
+
+from align.tokenizer import _values as V
+
+
+class Raised(Exception):
+    """raise_exception("…") in a template."""
+
+
+class Loop:
+    """The `loop` variable."""
+
+    def __init__(self, items: list, index: int):
+        self.items, self.index = items, index
+
+    def attribute(self, name: str, undefined):
+        size, i = len(self.items), self.index
+        values = {"index": i + 1, "index0": i, "revindex": size - i, "revindex0": size - i - 1, "first": i == 0, "last": i == size - 1, "length": size}
+        if name == "previtem":
+            return self.items[i - 1] if i else undefined(name)
+        if name == "nextitem":
+            return self.items[i + 1] if i + 1 < size else undefined(name)
+        return values[name] if name in values else undefined(name)
+
+
+def listed(value) -> list:
+    """What a loop runs over."""
+    if isinstance(value, str):
+        return [V.part(value, i, i + 1) for i in range(len(value))]
+    if isinstance(value, Loop) or callable(value):
+        raise TypeError(f"{type(value).__name__!r} object is not iterable")
+    return list(value)
+
+
+def as_text(value) -> str:
+    """str(value), with origins."""
+    return value if isinstance(value, str) else V.tagged(shown(value), V.origin_of(value))
+
+
+def shown(value) -> str:
+    """A value as Jinja prints it; strings inside lists and dicts print like plain ones."""
+    return str(_plain(value))
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        return {_plain(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, V.Text) else value
+
+
+def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    """Hugging Face's tojson: json.dumps without HTML escapes. Raises TypeError on what is no JSON."""
+    separators = tuple(separators) if separators else None
+    return V.tagged(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys), V.origin_of(value))
+
+
+def trim(value, chars=None) -> str:
+    return V.stripped(as_text(value), "both", chars)
+
+
+def join(value, separator="", attribute=None) -> str:
+    items = listed(value)
+    if attribute is not None:
+        items = [_attribute(item, attribute) for item in items]
+    pieces = [x for item in items for x in (as_text(separator), as_text(item))]
+    return V.concat(pieces[1:])
+
+
+def _attribute(item, path):
+    for name in str(path).split(".") if isinstance(path, str) else [path]:
+        if isinstance(name, str) and name.isdigit():
+            name = int(name)
+        try:
+            item = item[name]
+        except (KeyError, IndexError, TypeError):
+            return V.Undefined(str(name))
+    return item
+
+
+def _select(keep: bool, by_attribute: bool):
+    def select(value, *args):
+        args = list(args)
+        attribute = args.pop(0) if by_attribute else None
+        name = args.pop(0) if args else None
+        if name is not None and name not in TESTS:
+            raise ValueError(f"the test {name!r} is not supported")
+        test = TESTS[name] if name is not None else bool
+        return [i for i in listed(value) if bool(test(_attribute(i, attribute) if by_attribute else i, *args)) == keep]
+
+    return select
+
+
+def map_(value, name=None, *args, attribute=None, default=None):
+    if attribute is not None:
+        found = [_attribute(item, attribute) for item in listed(value)]
+        return [default if default is not None and isinstance(item, V.Undefined) else item for item in found]
+    if name not in FILTERS:
+        raise ValueError(f"the filter {name!r} is not supported")
+    return [FILTERS[name](item, *args) for item in listed(value)]
+
+
+def dictsort(value, case_sensitive=False, by="key", reverse=False):
+    def key(pair):
+        found = pair[0 if by == "key" else 1]
+        return found.lower() if isinstance(found, str) and not case_sensitive else found
+
+    return [list(pair) for pair in sorted(value.items(), key=key, reverse=reverse)]
+
+
+def sort(value, reverse=False, case_sensitive=False, attribute=None):
+    def key(item):
+        found = item if attribute is None else _attribute(item, attribute)
+        return found.lower() if isinstance(found, str) and not case_sensitive else found
+
+    return sorted(listed(value), key=key, reverse=reverse)
+
+
+def default(value, other="", boolean=False):
+    return other if isinstance(value, V.Undefined) or (boolean and not value) else value
+
+
+def items(value):
+    if isinstance(value, V.Undefined):
+        return []
+    if not isinstance(value, dict):
+        raise TypeError("items: can only get item pairs from a mapping")
+    return [list(pair) for pair in value.items()]
+
+
+def indent(value, width=4, first=False, blank=False) -> str:
+    prefix = width if isinstance(width, str) else " " * min(width, 1000)
+    lines = V.split(as_text(value), "\n")
+    out = []
+    for i, line in enumerate(lines):
+        out += ["\n"] if i else []
+        out += [prefix, line] if (i or first) and (line or blank) else [line]
+    return V.concat(out)
+
+
+def _method(name: str):
+    return lambda value, *args: V.call_method(as_text(value), name, list(args), {})
+
+
+def _number(kind):
+    def convert(value, default=0):
+        try:
+            return kind(value)
+        except (TypeError, ValueError, OverflowError):
+            return default
+
+    return convert
+
+
+def _first(value):
+    found = listed(value)
+    return found[0] if found else V.Undefined("first of nothing")
+
+
+def _last(value):
+    found = listed(value)
+    return found[-1] if found else V.Undefined("last of nothing")
+
+
+def unique(value):
+    out: list = []
+    for item in listed(value):
+        if item not in out:
+            out.append(item)
+    return out
+
+
+FILTERS = {
+    "trim": trim, "tojson": tojson, "length": len, "count": len, "list": listed, "items": items, "join": join, "string": as_text,
+    "selectattr": _select(True, True), "rejectattr": _select(False, True), "select": _select(True, False), "reject": _select(False, False),
+    "map": map_, "dictsort": dictsort, "sort": sort, "default": default, "d": default, "safe": as_text, "unique": unique, "indent": indent,
+    "lower": _method("lower"), "upper": _method("upper"), "capitalize": _method("capitalize"), "title": _method("title"), "replace": _method("replace"),
+    "first": _first, "last": _last, "reverse": lambda v: V.sliced(v, slice(None, None, -1)) if isinstance(v, str) else listed(v)[::-1],
+    "int": _number(int), "float": _number(float), "abs": abs, "min": lambda v: min(listed(v)), "max": lambda v: max(listed(v)), "sum": lambda v: sum(listed(v)),
+}  # fmt: skip
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _iterable(value) -> bool:
+    return isinstance(value, (str, list, dict, V.Undefined))
+
+
+TESTS = {
+    "defined": lambda v: not isinstance(v, V.Undefined), "undefined": lambda v: isinstance(v, V.Undefined), "none": lambda v: v is None,
+    "string": lambda v: isinstance(v, str), "mapping": lambda v: isinstance(v, dict), "iterable": _iterable, "number": _is_number,
+    "sequence": lambda v: isinstance(v, (str, list, dict, V.Undefined)), "boolean": lambda v: v is True or v is False,
+    "integer": lambda v: isinstance(v, int) and not isinstance(v, bool), "float": lambda v: isinstance(v, float),
+    "true": lambda v: v is True, "false": lambda v: v is False, "callable": lambda v: callable(v) or hasattr(v, "call"),
+    "odd": lambda v: v % 2 == 1, "even": lambda v: v % 2 == 0, "divisibleby": lambda v, n: v % n == 0, "in": lambda v, s: v in s,
+    "equalto": lambda a, b: a == b, "eq": lambda a, b: a == b, "==": lambda a, b: a == b, "ne": lambda a, b: a != b, "!=": lambda a, b: a != b,
+    "lt": lambda a, b: a < b, "lessthan": lambda a, b: a < b, "gt": lambda a, b: a > b, "greaterthan": lambda a, b: a > b,
+    "le": lambda a, b: a <= b, "ge": lambda a, b: a >= b, "sameas": lambda a, b: a is b, "lower": lambda v: str(v).islower(), "upper": lambda v: str(v).isupper(),
+}  # fmt: skip
+
+
+def raise_exception(message=""):
+    raise Raised(shown(message))
+
+
+def namespace(*args, **named):
+    space = V.Namespace()
+    for arg in args:
+        space.update(arg)
+    space.update(named)
+    return space
+
+
+def strftime_now(pattern):
+    """The time of the call; a run that must repeat passes its own `strftime_now` or date in `variables`."""
+    return datetime.now().strftime(str(pattern))
+
+
+def range_(*args):
+    numbers = range(*args)
+    if len(numbers) > 100_000:
+        raise ValueError("a range of more than 100000 numbers")
+    return list(numbers)
+
+
+FUNCTIONS = (raise_exception, namespace, strftime_now, range_, dict)
+
+
+def globals_() -> dict:
+    return {"raise_exception": raise_exception, "namespace": namespace, "strftime_now": strftime_now, "range": range_, "dict": dict}

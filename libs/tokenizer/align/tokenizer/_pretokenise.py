@@ -1,0 +1,121 @@
+"""Pre-tokenizers: a normalised stretch of text to the pieces that the model sees one by one.
+
+A piece is (text, spans): spans has one (start, end) of the original per character, or is None where nobody asked for offsets.
+"""
+
+from align.tokenizer import _unicode as U
+from align.tokenizer._normalise import Spans
+from align.tokenizer._regex import Finder
+
+Piece = tuple[str, Spans | None]
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def prefixed(piece: Piece, prefix: str) -> Piece:
+    """The piece with `prefix` before it, which takes the span of the first character; an empty piece stays empty."""
+    text, spans = piece
+    if not text:
+        return piece
+    return prefix + text, None if spans is None else spans[:1] * len(prefix) + spans
+
+
+def _merged(parts: list[list], behaviour: str) -> list[tuple[int, int]]:
+    """(start, end, is_match) triples to the spans of the pieces, by the reference's rules for `behavior`."""
+    if behaviour == "Isolated":
+        return [(a, b) for a, b, _ in parts]
+    if behaviour == "Removed":
+        return [(a, b) for a, b, hit in parts if not hit]
+    out: list[list[int]] = []
+    before = False  # was the neighbour a match?
+    for a, b, hit in parts if behaviour != "MergedWithNext" else reversed(parts):
+        if behaviour == "Contiguous":
+            join = bool(out) and hit == before
+        else:
+            join = bool(out) and hit and not before
+        if join and behaviour == "MergedWithNext":
+            out[-1][0] = a
+        elif join:
+            out[-1][1] = b
+        else:
+            out.append([a, b])
+        before = hit
+    return [(a, b) for a, b in (reversed(out) if behaviour == "MergedWithNext" else out)]
+
+
+class Split:
+    """Cuts by a pattern. `behaviour` and `invert` as in Hugging Face's Split."""
+
+    def __init__(self, finder: Finder, behaviour: str = "Isolated", invert: bool = False):
+        self.finder, self.behaviour, self.invert = finder, behaviour, invert
+
+    def __call__(self, pieces: list[Piece], first: bool) -> list[Piece]:
+        out: list[Piece] = []
+        for text, spans in pieces:
+            parts, at = [], 0
+            for part, hit in self.finder.pieces(text):
+                parts.append([at, at + len(part), hit != self.invert])
+                at += len(part)
+            for a, b in _merged(parts, self.behaviour):
+                out.append((text[a:b], None if spans is None else spans[a:b]))
+        return out
+
+
+class PrefixSpace:
+    """ByteLevel's add_prefix_space: a space before each piece that does not begin with one."""
+
+    def __call__(self, pieces: list[Piece], first: bool) -> list[Piece]:
+        return [piece if piece[0].startswith(" ") else prefixed(piece, " ") for piece in pieces]
+
+
+class Metaspace:
+    """Spaces become `replacement`, one is put before the text (`scheme`: always, first, never), and `splitter` cuts before each."""
+
+    def __init__(self, replacement: str, scheme: str, splitter: Split | None):
+        self.replacement, self.scheme, self.splitter = replacement, scheme, splitter
+
+    def __call__(self, pieces: list[Piece], first: bool) -> list[Piece]:
+        out: list[Piece] = []
+        for index, (text, spans) in enumerate(pieces):
+            piece = (text.replace(" ", self.replacement), spans)
+            wanted = self.scheme == "always" or (self.scheme == "first" and first and index == 0)
+            if wanted and not piece[0].startswith(self.replacement):
+                piece = prefixed(piece, self.replacement)
+            out.append(piece)
+        return self.splitter(out, first) if self.splitter else out
+
+
+class PreTokenizer:
+    """The chain of stages, and a short cut for the chains that published tokenizers have.
+
+    `simple` says that the pieces tile the normalised text but for a prefix before it; then `words` is all that encoding needs.
+    """
+
+    def __init__(self, stages: list):
+        self.stages = stages
+        self._tile = None
+        rest = list(stages)
+        self._prefix = rest.pop(0) if rest and isinstance(rest[0], (PrefixSpace, Metaspace)) else None
+        if rest and isinstance(rest[0], Split) and rest[0].behaviour == "Isolated" and len(rest) == 1:
+            self._tile = rest.pop().finder
+        split_here = isinstance(self._prefix, Metaspace) and self._prefix.splitter is not None
+        self.simple = not rest and not split_here
+
+    def words(self, text: str, first: bool) -> list[str]:
+        """The pieces' texts. `first`: the stretch begins where the whole text begins."""
+        if not self.simple:
+            return [piece for piece, _ in self.pieces(text, None, first)]
+        if self._prefix:
+            text = self._prefix([(text, None)], first)[0][0]
+        return self._tile.words(text) if self._tile else [text]
+
+    def pieces(self, text: str, spans: Spans | None, first: bool) -> list[Piece]:
+        pieces: list[Piece] = [(text, spans)]
+        for stage in self.stages:
+            pieces = [piece for piece in stage(pieces, first) if piece[0]]
+        return pieces
+
+
+def one_of(members: U.CodeSet) -> Finder:
+    """Finds single characters of a set."""
+    return Finder([members], "pre_tokenizer")

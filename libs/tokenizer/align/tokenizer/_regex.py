@@ -1,0 +1,267 @@
+"""Pre-tokenizer patterns (Oniguruma and Rust syntax) as Python regular expressions over class letters.
+
+The subset is what published tokenizers use: alternation, groups, classes, \\p{…}, quantifiers (greedy, lazy, possessive), look-ahead,
+look-behind of one character, and (?i:…) on ASCII letters. Anything else raises, with the place in the pattern.
+"""
+
+import re
+from itertools import accumulate
+
+from align.tokenizer import _unicode as U
+from align.tokenizer._errors import TokenizerError
+
+_SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
+_CONTROL = r"\|()[]{}^$*+?."
+
+
+def _folded(members: U.CodeSet, fail) -> U.CodeSet:
+    """ASCII-only case folding: what (?i:'s) means to the reference, which does not match U+017F there."""
+    ascii_part = U.intersect(members, (0, 0x80))
+    if ascii_part != members and members[-1] != U.LIMIT:
+        fail("case-insensitive matching beyond ASCII")
+    pairs = []
+    for low in range(26):
+        upper, lower = 65 + low, 97 + low
+        if U.contains(members, upper) or U.contains(members, lower):
+            pairs += [(upper, upper), (lower, lower)]
+    return U.union(members, U.from_ranges(pairs)) if pairs else members
+
+
+class _Parser:
+    """Recursive descent; the result is a list of strings (syntax) and CodeSets (one character each)."""
+
+    def __init__(self, pattern: str, where: str):
+        self.pattern, self.where, self.at = pattern, where, 0
+        self.out: list = []
+
+    def fail(self, what: str):
+        raise TokenizerError(f"{self.where}: {what} is not supported in a pattern (character {self.at} of {self.pattern!r})")
+
+    def peek(self, text: str) -> bool:
+        return self.pattern.startswith(text, self.at)
+
+    def take(self, text: str) -> bool:
+        if self.peek(text):
+            self.at += len(text)
+            return True
+        return False
+
+    def next(self) -> str:
+        if self.at >= len(self.pattern):
+            self.fail("an unfinished expression")
+        char = self.pattern[self.at]
+        self.at += 1
+        return char
+
+    def alternation(self, fold: bool, depth: int) -> int:
+        """Parses up to ')' or the end; the smallest length that can match."""
+        if depth > 50:
+            self.fail("nesting deeper than 50")
+        least = self.sequence(fold, depth)
+        while self.take("|"):
+            self.out.append("|")
+            least = min(least, self.sequence(fold, depth))
+        return least
+
+    def sequence(self, fold: bool, depth: int) -> int:
+        least = 0
+        while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
+            start = len(self.out)
+            length, quantifiable = self.atom(fold, depth)
+            least += length * self.quantifier(start, quantifiable)
+        return least
+
+    def atom(self, fold: bool, depth: int) -> tuple[int, bool]:
+        if self.peek("("):
+            return self.group(fold, depth)
+        members = self.one_character()
+        self.out.append(_folded(members, self.fail) if fold else members)
+        return 1, True
+
+    def group(self, fold: bool, depth: int) -> tuple[int, bool]:
+        for opening, look in (("(?:", ""), ("(?i:", "i"), ("(?=", "="), ("(?!", "!"), ("(?<=", "b"), ("(?<!", "b"), ("(?>", ">"), ("(", "")):
+            if self.take(opening):
+                break
+        if opening == "(" and self.peek("?"):
+            self.fail(f"the group ({self.pattern[self.at:self.at + 2]}")
+        self.out.append("(?:" if look in ("", "i") else opening)
+        start = len(self.out)
+        least = self.alternation(fold or look == "i", depth + 1)
+        if not self.take(")"):
+            self.fail("a group without its end")
+        if look == "b" and (len(self.out) != start + 1 or isinstance(self.out[start], str)):
+            self.fail("look-behind of more than one character")
+        self.out.append(")")
+        return (least, True) if look in ("", "i", ">") else (0, False)
+
+    def quantifier(self, start: int, quantifiable: bool) -> int:
+        """Emits a quantifier if one follows; the smallest count."""
+        match = re.compile(r"([*+?]|\{(\d{1,4})?(,)?(\d{1,4})?\})([?+]?)").match(self.pattern, self.at)
+        if not match or (match[1][0] == "{" and not (match[2] or match[4])):
+            return 1
+        if not quantifiable:
+            self.fail("a quantifier after a look-around")
+        body, mode = match[1], match[5]
+        if body[0] == "{" and mode == "+":
+            self.fail("{n,m}+")  # Oniguruma reads it as a greedy repeat of a repeat, Python as possessive
+        self.at = match.end()
+        if self.pattern[self.at : self.at + 1] in ("*", "+", "?") or re.compile(r"\{\d*,?\d*\}").match(self.pattern, self.at):
+            self.fail("a quantifier after a quantifier")
+        self.out.append(body + mode)
+        if body[0] != "{":
+            return 1 if body == "+" else 0
+        if match[2] and match[4] and int(match[2]) > int(match[4]):
+            self.fail("a quantifier whose bounds are turned round")
+        return int(match[2] or 0)
+
+    def one_character(self) -> U.CodeSet:
+        char = self.next()
+        if char == "[":
+            return self.bracket(1)
+        if char == "\\":
+            return self.escape()
+        if char == ".":
+            return U.invert((10, 11))
+        if char in "*+?{}^$)":
+            self.at -= 1
+            self.fail(repr(char) + " here")
+        return (ord(char), ord(char) + 1)
+
+    def escape(self) -> U.CodeSet:
+        char = self.next()
+        if char in _SIMPLE:
+            return (ord(_SIMPLE[char]), ord(_SIMPLE[char]) + 1)
+        if char in "pP":
+            return self.property(char == "P")
+        if char in "sSdDwW":
+            members = U.property_set(char.lower())
+            if members is None:
+                self.fail("\\" + char)
+            return U.invert(members) if char.isupper() else members
+        if char in "xu":
+            match = re.compile(r"\{([0-9A-Fa-f]{1,6})\}|([0-9A-Fa-f]{2}|[0-9A-Fa-f]{4})").match(self.pattern, self.at)
+            size = 2 if char == "x" else 4
+            code = int(match[1] or match[2][:size], 16) if match else U.LIMIT
+            if not match or code >= U.LIMIT or (match[2] and len(match[2]) < size):
+                self.fail("\\" + char)
+            self.at += len(match[0]) if match[1] else size
+            return (code, code + 1)
+        if char.isalnum():
+            self.fail("\\" + char)
+        return (ord(char), ord(char) + 1)
+
+    def property(self, negated: bool) -> U.CodeSet:
+        match = re.compile(r"\{(\^?)(\w+)\}|([A-Z])").match(self.pattern, self.at)
+        name = match and (match[2] or match[3])
+        members = U.property_set(name) if name and name[0].isupper() else None
+        if members is None:
+            self.fail("\\p" + self.pattern[self.at : self.at + 12])
+        self.at = match.end()
+        return U.invert(members) if negated != bool(match[1]) else members
+
+    def bracket(self, depth: int) -> U.CodeSet:
+        if depth > 10:
+            self.fail("nesting deeper than 10")
+        negated = self.take("^")
+        members: U.CodeSet = ()
+        first = True
+        while first or not self.peek("]"):
+            if self.peek("[:") or self.peek("&&"):
+                self.fail(repr(self.pattern[self.at : self.at + 2]))
+            if self.take("["):
+                members = U.union(members, self.bracket(depth + 1))
+            else:
+                members = U.union(members, self.bracket_item())
+            first = False
+        self.at += 1
+        return U.invert(members) if negated else members
+
+    def bracket_item(self) -> U.CodeSet:
+        low = self.escape() if self.take("\\") else (lambda c: (ord(c), ord(c) + 1))(self.next())
+        if not self.peek("-") or self.pattern[self.at + 1 : self.at + 2] in ("]", ""):
+            return low
+        self.at += 1
+        high = self.escape() if self.take("\\") else (lambda c: (ord(c), ord(c) + 1))(self.next())
+        if len(low) != 2 or len(high) != 2 or low[1] != low[0] + 1 or high[1] != high[0] + 1 or low[0] > high[0]:
+            self.fail("this range")
+        return (low[0], high[1])
+
+
+def parse(pattern: str, where: str) -> list:
+    """The pattern as a list of syntax strings and CodeSets; refuses one that can match the empty text."""
+    parser = _Parser(pattern, where)
+    least = parser.alternation(False, 0)
+    if parser.at < len(pattern):
+        parser.fail("an unopened ')'")
+    if least < 1:
+        parser.at = 0
+        parser.fail("a match of the empty text")
+    return parser.out
+
+
+def literal(text: str) -> list:
+    """The pattern that matches exactly this text."""
+    return [(ord(c), ord(c) + 1) for c in text]
+
+
+def digits_first(pattern: list, digits: U.CodeSet) -> list:
+    """One pattern for "split every digit off, then split the rest by `pattern`".
+
+    A piece ends where a digit stands, so inside `pattern` no class may match a digit, and a look-ahead sees the end of the text there.
+    """
+    return [*(p if isinstance(p, str) else U.minus(p, digits) for p in pattern), "|", digits]
+
+
+class Finder:
+    """Cuts a text into matches and the stretches between them.
+
+    `words(text)` gives adjacent pieces whose concatenation is the text; `pieces(text)` gives (piece, is_match).
+    """
+
+    def __init__(self, pattern: list, where: str):
+        sets = list(dict.fromkeys(p for p in pattern if not isinstance(p, str)))
+        self._map = U.ClassMap(sets)
+        if len(self._map.blocks) > 0x80:
+            raise TokenizerError(f"{where}: the pattern uses more than 128 classes of characters")
+        members = {s: self._class(s, i) for i, s in enumerate(sets)}
+        body = "".join(p if isinstance(p, str) else members[p] for p in pattern)
+        try:
+            # The second alternative takes what the pattern leaves over, up to its next match, so that findall tiles the text.
+            self._tiling = re.compile(f"(?:{body})|(?s:(?:(?!{body}).)+)")
+            self._match = re.compile(body)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise TokenizerError(f"{where}: Python cannot compile the pattern: {error}") from None
+
+    def _class(self, members: U.CodeSet, index: int) -> str:
+        codes = [c for c in range(0x80) if U.contains(members, c)]
+        codes += [0x80 + i for i, block in enumerate(self._map.blocks) if block[index]]
+        if not codes:
+            return r"[^\x00-\U0010ffff]"
+        if len(codes) == 1:
+            return re.escape(chr(codes[0]))
+        ranges = U.from_ranges([(c, c) for c in codes])
+        pairs = [(ranges[i], ranges[i + 1] - 1) for i in range(0, len(ranges), 2)]
+        return "[" + "".join(f"\\x{a:02x}" if a == b else f"\\x{a:02x}-\\x{b:02x}" for a, b in pairs) + "]"
+
+    def words(self, text: str) -> list[str]:
+        if text.isascii():
+            return self._tiling.findall(text)
+        return cut(text, map(len, self._tiling.findall(text.translate(self._map))))
+
+    def pieces(self, text: str) -> list[tuple[str, bool]]:
+        """Every match and every stretch between two of them, in order."""
+        plain = text if text.isascii() else text.translate(self._map)
+        out, last = [], 0
+        for match in self._match.finditer(plain):
+            if match.start() > last:
+                out.append((text[last : match.start()], False))
+            last = match.end()
+            out.append((text[match.start() : last], True))
+        if last < len(text):
+            out.append((text[last:], False))
+        return out
+
+
+def cut(text: str, lengths) -> list[str]:
+    ends = list(accumulate(lengths))
+    return list(map(text.__getitem__, map(slice, [0, *ends], ends)))

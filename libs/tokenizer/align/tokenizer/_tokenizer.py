@@ -1,0 +1,274 @@
+"""The Tokenizer: text to ids and back."""
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from align.tokenizer import _offsets
+from align.tokenizer._added import AddedToken, Matcher
+from align.tokenizer._bpe import segmenter
+from align.tokenizer._errors import TokenizerError
+from align.tokenizer._json_parts import Node, added_from, decoder_from, normaliser_from, postprocessor_from, pretokenizer_from
+from align.tokenizer._model import model_from
+
+SPECIAL_MODES = ("token", "text", "literal", "refuse")
+
+
+class Encoding(NamedTuple):
+    """`ids` and, for each of them, the (start, end) of the text it comes from; (0, 0) for ids that add_special_tokens put in."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class Tokenizer:
+    """A BPE tokenizer read from a tokenizer.json, exact to the id with Hugging Face tokenizers 0.23.
+
+    Make one with `Tokenizer.load(path)`, `Tokenizer.from_dict(json, config)`, `vendored(name)` or `resolve_tokenizer(path_or_name)`. It is safe to share
+    between threads and to pickle.
+    """
+
+    def __init__(self, data: dict, config: dict | None = None, *, where: str = "tokenizer.json", files: Sequence[Path] = ()):
+        root = Node(data, where)
+        for field in ("truncation", "padding"):
+            if root.get(field, dict, None) is not None:
+                root.fail(f"{field!r} is set; it would change ids behind the caller's back: set it to null")
+        self._data, self._where = data, where
+        self._config = config or {}
+        self.files: list[Path] = list(files)
+        self._normaliser = normaliser_from(root.child("normalizer"))
+        self._pretokenizer, byte_level = pretokenizer_from(root.child("pre_tokenizer"))
+        self._bpe = model_from(root.child("model"), byte_level)
+        self._segments = segmenter(self._bpe)
+        self._post = postprocessor_from(root.child("post_processor"))
+        self._chain = decoder_from(root.child("decoder"))
+        self._load_added(root)
+        self._offset_cache: dict = {}
+        self._fingerprint: str | None = None
+        for name in ("bos", "eos", "pad", "unk"):
+            self._config_token(name)  # a config that names what is no token fails here, not in a run
+
+    def _load_added(self, root: Node):
+        vocab = self._bpe.vocab
+        self._text_of: dict[int, str] = dict(zip(vocab.values(), vocab))
+        self.added_tokens: dict[str, AddedToken] = {}
+        for i, token in enumerate(added_from(root) if root.value.get("added_tokens") is not None else []):
+            known = vocab.get(token.content, self._text_of.get(token.id, token.content))
+            if known not in (token.id, token.content):
+                root.fail(f"added_tokens[{i}]: {token.content!r} and id {token.id} belong to different tokens of the vocabulary")
+            self.added_tokens[token.content] = token
+            self._text_of[token.id] = token.content
+        self._special_ids = frozenset(t.id for t in self.added_tokens.values() if t.special)
+        raw = {t.content: t for t in self.added_tokens.values() if not t.normalized}
+        normal = {self._normal(t.content): t for t in self.added_tokens.values() if t.normalized}
+        self._raw_matcher, self._normal_matcher = Matcher(raw), Matcher({k: v for k, v in normal.items() if k})
+        largest = max(self._text_of, default=-1)
+        if self._post.before or self._post.after:
+            largest = max(largest, *self._post.before, *self._post.after)
+        self.vocab_size = largest + 1
+
+    def _normal(self, text: str) -> str:
+        return self._normaliser.text(text) if self._normaliser else text
+
+    # --- construction and files
+
+    @classmethod
+    def load(cls, path) -> "Tokenizer":
+        """A model directory (tokenizer.json and, where there, tokenizer_config.json, special_tokens_map.json, chat_template.jinja) or
+        a tokenizer.json itself; either may be gzip-compressed (.json.gz). Raises TokenizerError."""
+        from align.tokenizer._files import load
+
+        return load(cls, Path(path))
+
+    @classmethod
+    def from_dict(cls, data: dict, config: dict | None = None) -> "Tokenizer":
+        """From the parsed tokenizer.json, and the parsed tokenizer_config.json for the chat template and the names of bos, eos, pad."""
+        return cls(data, config)
+
+    def save(self, directory) -> list[Path]:
+        """Puts the tokenizer's files into a directory, byte for byte where it was loaded from files; the paths written."""
+        from align.tokenizer._files import save
+
+        return save(self, Path(directory))
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over vocabulary, merges, added tokens, normaliser, pre-tokenizer, post-processor, decoder and the Unicode tables."""
+        if self._fingerprint is None:
+            self._fingerprint = _offsets.fingerprint(self._data, self._bpe)
+        return self._fingerprint
+
+    # --- vocabulary
+
+    def token_to_id(self, token: str) -> int | None:
+        added = self.added_tokens.get(token)
+        return added.id if added else self._bpe.vocab.get(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return self._text_of.get(token_id)
+
+    def _config_token(self, name: str) -> str | None:
+        value = self._config.get(f"{name}_token")
+        value = value.get("content") if isinstance(value, dict) else value
+        if value is not None and (not isinstance(value, str) or (self.token_to_id(value) is None and name in ("bos", "eos"))):
+            raise TokenizerError(f"{self._where}: the configuration's {name}_token {value!r} is no token of the vocabulary")
+        return value
+
+    bos_token = property(lambda self: self._config_token("bos"), doc="The configuration's bos_token, or None.")
+    eos_token = property(lambda self: self._config_token("eos"), doc="The configuration's eos_token, or None.")
+    pad_token = property(lambda self: self._config_token("pad"), doc="The configuration's pad_token, or None.")
+    unk_token = property(lambda self: self._config_token("unk"), doc="The configuration's unk_token, or None.")
+    bos_id = property(lambda self: self._id_of("bos"), doc="Id of bos_token, or None.")
+    eos_id = property(lambda self: self._id_of("eos"), doc="Id of eos_token, or None.")
+    pad_id = property(lambda self: self._id_of("pad"), doc="Id of pad_token, or None.")
+
+    def _id_of(self, name: str) -> int | None:
+        token = self._config_token(name)
+        return None if token is None else self.token_to_id(token)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the added tokens that are marked special."""
+        return self._special_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The configuration's chat template (of several, the one named "default")."""
+        template = self._config.get("chat_template")
+        if isinstance(template, list):
+            template = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}.get("default")
+        return template if isinstance(template, str) else None
+
+    # --- text to ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = False, special: str = "token") -> list[int]:
+        """The ids of a text.
+
+        add_special_tokens: also what the post-processor adds, such as bos.
+        special: what the text of an added token means. "token": that token. "text": ordinary text where the token is marked special
+        (control tokens; what Hugging Face calls split_special_tokens). "literal": ordinary text for every added token, also those
+        that are not marked special, such as Qwen3's <think>. "refuse": TokenizerError.
+        Raises TokenizerError for text that has no UTF-8 form (a lone surrogate).
+        """
+        ids: list[int] = []
+        lookup = self._bpe.__getitem__
+        for piece, token, first in self._stretches(text, self._skipper(text, special)):
+            if token is not None:
+                ids.append(token)
+                continue
+            words: Iterable[str] = self._pretokenizer.words(piece, first)
+            if self._segments:
+                words = chain.from_iterable(map(self._segments, words))
+            ids += chain.from_iterable(map(lookup, words))
+        if add_special_tokens:
+            return [*self._post.before, *ids, *self._post.after]
+        return ids
+
+    def encode_with_offsets(self, text: str, *, add_special_tokens: bool = False, special: str = "token", unit: str = "char") -> Encoding:
+        """Like `encode`, with where each id comes from. unit "char": (start, end) in characters, as the reference gives them (a character
+        that takes several tokens is given to each of them). unit "byte": (start, end) in the UTF-8 bytes of the text."""
+        if unit not in ("char", "byte"):
+            raise TokenizerError(f"unit {unit!r} is neither 'char' nor 'byte'")
+        return _offsets.encode_with_offsets(self, text, add_special_tokens, self._skipper(text, special), unit)
+
+    def _skipper(self, text: str, special: str):
+        """Checks the text; says which matches of added tokens are left as text."""
+        if not isinstance(text, str):
+            raise TokenizerError(f"encode takes a str, not {type(text).__name__}")
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise TokenizerError(f"character {error.start} is the lone surrogate U+{ord(text[error.start]):04X}: no UTF-8 text; "
+                                     "decode the source with errors='replace'") from None  # fmt: skip
+        if special == "token":
+            return _skip_none
+        if special == "text":
+            return _skip_special
+        if special == "literal":
+            return _skip_all
+        if special == "refuse":
+            return _refuse
+        raise TokenizerError(f"special {special!r} is none of {', '.join(map(repr, SPECIAL_MODES))}")
+
+    def _stretches(self, text: str, skip):
+        """(normalised text, None, starts at 0) and ("", id, …), in order."""
+        at = 0
+        for start, end, token in [*self._raw_matcher.matches(text, skip), (len(text), len(text), None)]:
+            if start > at:
+                yield from self._normal_stretches(text[at:start], at == 0, skip)
+            if token is not None:
+                yield "", token.id, False
+            at = end
+
+    def _normal_stretches(self, text: str, first: bool, skip):
+        text = self._normal(text)
+        matches = self._normal_matcher.matches(text, skip)
+        at = 0
+        for start, end, token in matches:
+            if start > at:
+                yield text[at:start], None, first and at == 0
+            yield "", token.id, False
+            at = end
+        if at < len(text):
+            yield text[at:] if at else text, None, first and at == 0
+
+    # --- ids to text
+
+    def _token_text(self, token_id: int, skip_special: bool) -> str | None:
+        token = self._text_of.get(token_id)
+        if token is None:
+            if not isinstance(token_id, int) or token_id < 0:
+                raise TokenizerError(f"{token_id!r} is no token id")
+            return None  # a padded vocabulary has ids without a token; like the reference, they decode to nothing
+        return None if skip_special and token_id in self._special_ids else token
+
+    def _tokens(self, ids: Iterable[int], skip_special: bool) -> list[str]:
+        try:
+            tokens = list(map(self._text_of.__getitem__, ids))
+        except (KeyError, TypeError):
+            tokens = None
+        if tokens is not None and not skip_special:
+            return tokens
+        return [t for t in (self._token_text(i, skip_special) for i in ids) if t is not None]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of the ids; bytes that are no UTF-8 become U+FFFD. skip_special leaves out tokens marked special.
+        Ids without a token (a padded vocabulary) give nothing."""
+        return self._chain.text(self._tokens(_listed(ids), skip_special))
+
+    def decode_bytes(self, ids: Sequence[int], *, skip_special: bool = False) -> bytes:
+        """Like `decode`, with the bytes as they are."""
+        return self._chain.bytes(self._tokens(_listed(ids), skip_special))
+
+    def render_chat(self, messages, *, tools=None, add_generation_prompt=False, template=None, variables=None, compat=False):
+        """A conversation as text, ids and assistant mask; see `Chat`. Raises ChatError.
+
+        messages: [{"role": …, "content": …}, …]. template: another template than the tokenizer's own. variables: more names for the template.
+        compat: exactly Hugging Face's text and ids, in which a user's text can forge control tokens and a template may drop a message.
+        """
+        from align.tokenizer._chat import render_chat
+
+        return render_chat(self, messages, tools, add_generation_prompt, template, variables, compat)
+
+
+def _listed(ids):
+    return ids if isinstance(ids, (list, tuple)) else list(ids)
+
+
+def _skip_none(token: AddedToken, start: int, end: int) -> bool:
+    return False
+
+
+def _skip_special(token: AddedToken, start: int, end: int) -> bool:
+    return token.special
+
+
+def _skip_all(token: AddedToken, start: int, end: int) -> bool:
+    return True
+
+
+def _refuse(token: AddedToken, start: int, end: int) -> bool:
+    raise TokenizerError(f"the text holds the token {token.content!r} near character {start}, and special is 'refuse'; pass special='text' to encode it as text")
