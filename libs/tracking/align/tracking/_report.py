@@ -1,0 +1,265 @@
+"""report.html: one self-contained file, inline SVG and CSS, no script, nothing from the network."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from align.tracking._jsonl import RunDirError, read_lines, restore, write_whole
+from align.tracking._progress import show_duration
+from align.tracking._series import Series
+from align.tracking._svg import Curve, chart, number
+
+_MAX_EVENTS = 200
+_MAX_SAMPLES = 8
+_NO_CURVE = {"step", "time", "epoch"}
+# The policy lets no request leave the page, whatever a sample's text may try.
+_HEAD = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">"""
+_STATUS = {"done": ("done", "good"), "stopped": ("stopped, can be resumed", "wait"), "tripwire": ("stopped by a tripwire", "bad-badge"),
+           "failed": ("failed", "bad-badge"), None: ("no result: running or killed", "wait")}
+
+
+class _Run(NamedTuple):
+    """What the files of a run hold, in bounded memory."""
+
+    history: dict[str, Series]
+    evals: dict[str, Series]
+    events: list[tuple[float, str]]
+    first_samples: list[dict[str, Any]]
+    last_samples: list[dict[str, Any]]
+    last_step: float
+    seconds: float  # between the first and the last line
+    problems: list[str]
+
+
+def write_report(path: str | Path, *, result: Mapping[str, Any] | None = None) -> Path:
+    """Writes `report.html` into a run directory, of a finished run or one that is still going or was killed.
+
+    Charts of every number in history.jsonl and eval.jsonl, the table of metrics before and after, samples with verdicts, events,
+    configuration and environment. Neither memory nor the file grows with the length of the run. `result` is the content of
+    stage_result.json when that is not written yet. Returns the file. Raises RunDirError when there is no run or the file cannot be
+    written.
+    """
+    path = Path(path)
+    if not (path / "history.jsonl").is_file():
+        raise RunDirError(f"{path}: no history.jsonl, so no run; name a run directory")
+    run = _collect(path)
+    if result is None:
+        result = _read_json(path / "stage_result.json")
+    stage = str(result.get("stage") or path.absolute().name)
+    body = [_header(path, stage, run, result), _tiles(run, result), _before_after(result), _charts(run), _events(run), _samples(run),
+            _files(path, result)]
+    css = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
+    title = escape(f"{stage}: {path.absolute().name}")
+    page = f"{_HEAD}<title>{title}</title><style>\n{css}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
+    target = path / "report.html"
+    write_whole(target, page.encode("utf-8", "replace"))
+    return target
+
+
+def _collect(path: Path) -> _Run:
+    history: dict[str, Series] = {}
+    evals: dict[str, Series] = {}
+    events: list[tuple[float, str]] = []
+    problems: list[str] = []
+    times: list[float] = []
+    last_step = 0.0
+    for record in _records(path / "history.jsonl", problems):
+        step = _step(record)
+        last_step = max(last_step, step)
+        if isinstance(record.get("time"), float):
+            times[1:] = [record["time"]]
+        if isinstance(record.get("event"), str) and len(events) < _MAX_EVENTS:
+            events.append((step, record["event"]))
+        _add(history, step, record)
+    for record in _records(path / "eval.jsonl", problems):
+        last_step = max(last_step, _step(record))
+        _add(evals, _step(record), record)
+    first: list[dict[str, Any]] = []
+    last: list[dict[str, Any]] = []
+    for record in _records(path / "samples.jsonl", problems):
+        if not first or first[0].get("step") == record.get("step"):
+            first.append(record)
+            del first[64:]
+        if last and last[0].get("step") != record.get("step"):
+            last = []
+        if len(last) < 64:
+            last.append(record)
+    return _Run(history, evals, events, first, last, last_step, times[-1] - times[0] if times else 0.0, problems)
+
+
+def _records(path: Path, problems: list[str]) -> Iterable[dict[str, Any]]:
+    """The file's objects; a broken line ends it and is told in the report."""
+    if not path.exists():
+        return
+    try:
+        for _, _, record in read_lines(path):
+            yield restore(record)
+    except RunDirError as error:
+        problems.append(str(error))
+
+
+def _step(record: dict[str, Any]) -> float:
+    step = record.get("step")
+    return float(step) if isinstance(step, (int, float)) and math.isfinite(step) else 0.0
+
+
+def _add(series: dict[str, Series], step: float, record: dict[str, Any]) -> None:
+    for key, value in record.items():
+        if (type(value) is float or type(value) is int) and key not in _NO_CURVE:
+            curve = series.get(key)
+            if curve is None:
+                curve = series[key] = Series()
+            curve.add(step, value)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _header(path: Path, stage: str, run: _Run, result: Mapping[str, Any]) -> str:
+    text, style = _STATUS.get(result.get("status"), (str(result.get("status")), "wait"))
+    reason = f'<p class="soft">{escape(str(result["reason"]))}</p>' if result.get("reason") else ""
+    problems = "".join(f'<p class="badge bad-badge">{escape(problem)}</p>' for problem in run.problems)
+    return (f'<header><h1>{escape(stage)}</h1><span class="badge {style}">{escape(text)}</span>'
+            f'<span class="soft">{escape(path.absolute().name)}</span></header>{reason}{problems}')
+
+
+def _tiles(run: _Run, result: Mapping[str, Any]) -> str:
+    tiles = [("steps", number(result.get("steps", run.last_step)))]
+    wall = result.get("wall_s", run.seconds)
+    if isinstance(wall, (int, float)) and wall > 0:
+        tiles.append(("time", show_duration(wall)))
+    loss = run.history.get("loss")
+    if loss and loss.count:
+        tiles.append(("last loss, averaged", number(loss.smooth()[-1][1])))
+    rate = run.history.get("tokens_per_s")
+    if rate and rate.count:
+        tiles.append(("tokens/s, mean", number(sum(b.total for b in rate.buckets) / rate.count)))
+    skip = {"status", "stage", "steps", "wall_s", "reason", "checkpoint", "next"}
+    for key, value in result.items():
+        if key not in skip and isinstance(value, (int, float)) and not isinstance(value, bool):
+            tiles.append((_words(key), number(value)))
+    inner = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)
+    return f'<dl class="tiles">{inner}</dl>'
+
+
+def _before_after(result: Mapping[str, Any]) -> str:
+    before, after = _metrics(result, "before"), _metrics(result, "after")
+    rows = []
+    for name in dict.fromkeys([*before, *after]):
+        old, new = before.get(name), after.get(name)
+        change, bar = "", ""
+        if isinstance(old, (int, float)) and isinstance(new, (int, float)) and math.isfinite(old) and math.isfinite(new):
+            change = f"{new - old:+.3g}"
+            if 0 <= old <= 1 and 0 <= new <= 1:
+                bars = f'<i style="width:{100 * new:.1f}%"></i><i class="before" style="width:{100 * old:.1f}%"></i>'
+                bar = f'<div class="track">{bars}</div>'
+        cells = "".join(f"<td>{text}</td>" for text in (escape(_words(name)), _cell(old), _cell(new), change))
+        rows.append(f'<tr>{cells}<td class="bar">{bar}</td></tr>')
+    if not rows:
+        return ""
+    head = "".join(f"<th>{text}</th>" for text in ("metric", "before", "after", "change", ""))
+    return f'<h2>Before and after</h2><div class="table"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _metrics(result: Mapping[str, Any], when: str) -> Mapping[str, Any]:
+    metrics = result.get("metrics")
+    values = metrics.get(when) if isinstance(metrics, Mapping) else None
+    return values if isinstance(values, Mapping) else {}
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None else number(value) if isinstance(value, (int, float)) else escape(str(value))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").replace("/", " ")
+
+
+def _charts(run: _Run) -> str:
+    """The charts a reader looks for first, then one for every other number."""
+    history, evals = dict(run.history), dict(run.evals)
+    figures = []
+    steps = (min([s.buckets[0].first for s in [*history.values(), *evals.values()] if s.count], default=0.0), run.last_step)
+
+    def draw(title: str, wanted: Any, fixed: tuple[float, float] | None = None, *, exact: bool = False) -> None:
+        curves = [Curve(_words(name), history.pop(name)) for name in list(history) if wanted(name)]
+        for name in sorted(name for name in evals if wanted(name) and not name.endswith(("_low", "_high"))):
+            low, high = evals.pop(f"{name}_low", None), evals.pop(f"{name}_high", None)
+            curves.append(Curve(_words(name) + (" (held out)" if name in run.history else ""), evals.pop(name), True, low, high))
+        figures.append(chart(title, curves, events=run.events, fixed=fixed, steps=steps, exact=exact))
+
+    draw("Loss", lambda name: name.endswith("loss"))
+    draw("Accuracy", lambda name: "accuracy" in name and not name.endswith(("_low", "_high")), (0.0, 1.0))
+    draw("Reward", lambda name: "reward" in name)
+    draw("Learning rate", lambda name: name == "lr" or name.startswith("lr_"), exact=True)
+    draw("Gradient norm", lambda name: name == "grad_norm")
+    draw("Tokens per second", lambda name: name == "tokens_per_s")
+    draw("Memory, GiB", lambda name: name.endswith("_gb"))
+    for name in [*history, *evals]:
+        series = history.get(name) or evals.get(name)
+        if series and series.low < series.high:  # a constant needs no picture
+            figures.append(chart(_words(name).capitalize(), [Curve(_words(name), series, name in evals)], events=run.events, steps=steps))
+    return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>' if any(figures) else ""
+
+
+def _events(run: _Run) -> str:
+    if not run.events:
+        return ""
+    rows = "".join(f'<tr><td>{number(step)}</td><td class="text">{escape(text)}</td></tr>' for step, text in run.events)
+    return f'<h2>Events</h2><div class="table"><table><tr><th>step</th><th class="text">event</th></tr>{rows}</table></div>'
+
+
+def _samples(run: _Run) -> str:
+    """Each prompt of the last evaluation with its output then and at the first."""
+    earlier = {str(record.get("prompt")): record for record in run.first_samples}
+    cards = []
+    for record in run.last_samples[:_MAX_SAMPLES]:
+        prompt = str(record.get("prompt", ""))
+        first = earlier.get(prompt)
+        shown = [record] if first is None or first.get("step") == record.get("step") else [first, record]
+        outputs = "".join(_output(one) for one in shown)
+        cards.append(f'<article class="card"><p class="prompt">{escape(prompt)}</p><div class="pair">{outputs}</div></article>')
+    return f'<h2>Samples</h2><div class="samples">{"".join(cards)}</div>' if cards else ""
+
+
+def _output(record: dict[str, Any]) -> str:
+    text = str(record.get("output", record.get("completion", "")))
+    marks = [f"step {number(_step(record))}"]
+    if "correct" in record:
+        name, style = {True: ("right", "good"), False: ("wrong", "bad-badge")}.get(record["correct"], ("undecided", "wait"))
+        marks.append(f'<span class="badge {style}">{name}</span>')
+    for key, value in record.items():
+        if key not in {"step", "prompt", "output", "completion", "correct"} and value is not None:
+            label = number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+            marks.append(f"<span>{escape(_words(key))}: {escape(label)}</span>")
+    shown = text if len(text) <= 4000 else text[:4000] + " …"
+    inner = escape(shown) or '<span class="soft">(empty)</span>'
+    return f"<section><h4>{' '.join(marks)}</h4><pre>{inner}</pre></section>"
+
+
+def _files(path: Path, result: Mapping[str, Any]) -> str:
+    parts = ["<h2>Details</h2>"]
+    if result.get("next"):
+        parts.append(f'<p>Next: <code>{escape(str(result["next"]))}</code></p>')
+    for title, name in (("Result", "stage_result.json"), ("Configuration", "config.toml"), ("Environment", "env.json")):
+        if name == "stage_result.json":
+            text = json.dumps(result, indent=2, ensure_ascii=False, default=str) if result else ""
+        else:
+            try:
+                text = (path / name).read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                text = ""
+        if text:
+            parts.append(f"<details><summary>{title}</summary><pre>{escape(text.strip())}</pre></details>")
+    return "".join(parts)

@@ -1,0 +1,190 @@
+"""report.html: self-contained and well-formed, ticks by value, no spike lost, bounded in size; read from broken runs too."""
+
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+from align.tracking import RunDir, RunDirError, write_report
+from align.tracking._series import Series
+from align.tracking._svg import Curve, chart, linear_axis, log_axis, nice_ticks, number
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+NASTY = '</script><img src=x onerror="alert(1)">&'
+
+
+def a_run(path, steps=300):
+    run = RunDir.create(path, config_toml=f'name = "{NASTY}"\n', env={"cpu": NASTY})
+    for step in range(1, steps + 1):
+        event = {"event": f"spike {NASTY}"} if step == 77 else {}
+        run.log(step, loss=math.nan if step == 5 else 4.0 * 0.97**step + 0.001 * (step % 7), lr=1e-3, grad_norm=1.0 + step % 5,
+                tokens_per_s=6e4, reward=step / steps, **event)
+    for step in (0, steps):
+        run.eval(step, accuracy_1=step / steps, accuracy_1_low=0.0, accuracy_1_high=1.0)
+        run.sample(step, prompt=f"2+2? {NASTY}", output="5" if step == 0 else "4", correct=step > 0, reason="equal", answer="4")
+    run.finish("done", stage="sft", steps=steps, metrics={"before": {"accuracy_1": 0.0}, "after": {"accuracy_1": 1.0, "new": None}},
+               next=f"go {NASTY}")
+    return (path / "report.html").read_text(encoding="utf-8")
+
+
+class Tags(HTMLParser):
+    """Every element, and whether they close in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.open = [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def svgs(page):
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+def test_the_report_is_self_contained_and_well_formed(tmp_path):
+    page = a_run(tmp_path / "r")
+    tags = Tags(page).found
+    names = {tag for tag, _ in tags}
+    assert not names & {"script", "img", "iframe", "object", "embed"}
+    assert [attrs["href"] for tag, attrs in tags if "href" in attrs] == ["data:,"]
+    assert not any("src" in attrs or ("style" in attrs and "url" in attrs["style"]) for _, attrs in tags)
+    assert "http:" not in page and "https:" not in page and "@import" not in page and "url(" not in page
+    policies = [attrs["content"] for tag, attrs in tags if attrs.get("http-equiv")]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+    pictures = svgs(page)
+    assert len(pictures) == 6  # loss, accuracy, reward, lr, grad norm, tokens/s
+    assert all(picture.get("role") == "img" and picture.get("aria-label") for picture in pictures)
+    assert "<img" not in page.replace("&lt;img", "") and page.count("&lt;img src=x") >= 6
+
+
+def test_what_the_report_says(tmp_path):
+    page = a_run(tmp_path / "r")
+    for text in ("<title>sft: r</title>", ">done</span>",
+                 "<td>accuracy 1</td><td>0</td><td>1</td><td>+1</td>", "step 5: loss is not finite",
+                 "step 77: spike", '<span class="badge bad-badge">wrong</span>', '<span class="badge good">right</span>', "reason: equal",
+                 "<h3>Loss <small>log scale</small></h3>", "<h3>Accuracy</h3>", "<summary>Configuration</summary>"):
+        assert text in page, text
+    assert page.index("Before and after") < page.index("Curves") < page.index("Samples") < page.index("Details")
+
+
+def test_a_report_of_a_run_that_goes_on_was_killed_or_is_broken(tmp_path):
+    run = RunDir.create(tmp_path / "r", config_toml="", env={})
+    assert "no result: running or killed" in write_report(run.path).read_text()
+    run.log(1, loss=1.0)
+    with open(run.path / "history.jsonl", "ab") as file:
+        file.write(b'{"st')
+    assert "<h3>Loss</h3>" in write_report(run.path).read_text()
+    with open(run.path / "history.jsonl", "ab") as file:
+        file.write(b'\n[]\n{"step": "x", "loss": 3, "deep": {"a": 1}}\n')
+    (run.path / "stage_result.json").write_text("{")
+    page = write_report(run.path).read_text()
+    assert "history.jsonl:2: not a JSON object" in page and "<h3>Loss</h3>" in page
+    with pytest.raises(RunDirError, match=r"no history\.jsonl"):
+        write_report(tmp_path)
+
+
+def test_a_hundred_thousand_steps_stay_small_and_keep_their_spike(tmp_path):
+    series = Series()
+    for step in range(100_000):
+        series.add(step, 500.0 if step == 77_777 else math.sin(step / 1000) + (step * 7919 % 100) / 100)
+    assert len(series.buckets) <= 1000 and series.count == 100_000
+    assert (77_777, 500.0) in series.outline()
+    assert len(chart("Loss", [Curve("loss", series)])) < 60_000
+    page = a_run(tmp_path / "r", steps=3000)
+    assert len(page) < 250_000
+
+
+@given(values=st.lists(st.integers(-10**9, 10**9).map(lambda value: value / 1000), min_size=1, max_size=300),
+       limit=st.sampled_from([2, 8, 64]))
+@settings(max_examples=60)
+def test_a_series_keeps_extremes_mean_order_and_end(values, limit):
+    series = Series(limit)
+    for x, y in enumerate(values):
+        series.add(x, y)
+    assert len(series.buckets) <= limit and sum(bucket.points for bucket in series.buckets) == len(values)
+    outline = series.outline()
+    assert max(outline, key=lambda p: p[1])[1] == max(values) == series.high and min(outline, key=lambda p: p[1])[1] == min(values)
+    assert [x for x, _ in outline] == sorted(x for x, _ in outline) and all(values[int(x)] == y for x, y in outline)
+    assert math.isclose(sum(bucket.total for bucket in series.buckets), sum(values), rel_tol=1e-9, abs_tol=1e-6)
+    assert series.final == values[-1]
+    low, high = min(values), max(values)
+    assert all(low - 1e-6 <= y <= high + 1e-6 for _, y in series.smooth())
+
+
+def test_smoothing_a_constant_gives_the_constant():
+    series = Series()
+    for step in range(500):
+        series.add(step, 3.0)
+    assert all(math.isclose(y, 3.0) for _, y in series.smooth())
+
+
+@pytest.mark.parametrize("low, high, labels", [
+    (0, 1, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+    (0.1, 4.2, ["0", "1", "2", "3", "4", "5"]),
+    (-3, 7, ["-4", "-2", "0", "2", "4", "6", "8"]),
+    (0, 3e-4, ["0", "1e-4", "2e-4", "3e-4"]),
+    (61_000, 71_000, ["60k", "62k", "64k", "66k", "68k", "70k", "72k"]),
+    (5, 5, ["0", "2", "4", "6", "8"]),
+    (0, 0, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+])
+def test_linear_ticks(low, high, labels):
+    assert [label for _, label in linear_axis(low, high).ticks] == labels
+
+
+@pytest.mark.parametrize("low, high, labels", [
+    (6e-4, 12, ["1e-4", "0.001", "0.01", "0.1", "1", "10", "100"]),
+    (0.3, 20, ["0.2", "0.5", "1", "2", "5", "10", "20"]),
+    (0.05, 20, ["0.03", "0.1", "0.3", "1", "3", "10", "30"]),
+])
+def test_log_ticks(low, high, labels):
+    assert [label for _, label in log_axis(low, high).ticks] == labels
+
+
+@given(low=st.floats(-1e9, 1e9), span=st.floats(1e-6, 1e9))
+@settings(max_examples=100)
+def test_ticks_cover_the_data_evenly(low, span):
+    high = low + span
+    assume(high - low > 1e-9 * abs(low))
+    ticks = nice_ticks(low, high)
+    step = ticks[1] - ticks[0]
+    slack = 1e-6 * step + 1e-9 * abs(low)
+    assert ticks[0] <= low + slack and ticks[-1] >= high - slack and 2 <= len(ticks) <= 8
+    assert linear_axis(low, high).at(low) >= -1e-6
+
+
+@given(values=st.lists(st.floats() | st.floats(1e-9, 1e3), min_size=1, max_size=80))
+@settings(max_examples=60)
+def test_any_numbers_make_a_picture_within_its_frame(values):
+    series = Series()
+    for step, value in enumerate(values):
+        series.add(step, value)
+    drawn = chart("x", [Curve("x", series)])
+    if drawn == "":
+        assert not any(abs(value) <= 1e100 for value in values)
+        return
+    assert "nan" not in drawn and "inf" not in drawn.replace("not finite", "")
+    for path in ElementTree.fromstring(re.search(r"<svg.*</svg>", drawn, re.DOTALL)[0]).iter("path"):
+        if path.get("class").startswith(("line", "raw")):
+            points = [tuple(map(float, pair.split())) for pair in path.get("d")[1:].split("L")]
+            assert all(55 <= x <= 549 and 11 <= y <= 245 for x, y in points)
+
+
+@pytest.mark.parametrize("value, text", [
+    (0, "0"), (0.203, "0.203"), (3e-4, "3e-4"), (1.25e-7, "1.25e-7"), (67_200, "67.2k"), (7.248e9, "7.248G"),
+    (2600, "2600"), (-0.5, "-0.5"), (math.nan, "nan")])
+def test_numbers_for_people(value, text):
+    assert number(value) == text
