@@ -1,0 +1,8 @@
+"""Checkpoints that are whole or not there: HF layout, safetensors and JSON, no pickle."""
+
+from align.checkpoint._errors import CheckpointError, CheckpointWarning
+from align.checkpoint._load import Checkpoint, load
+from align.checkpoint._save import save
+from align.checkpoint._shelf import latest
+
+__all__ = ["Checkpoint", "CheckpointError", "CheckpointWarning", "latest", "load", "save"]

@@ -1,0 +1,178 @@
+"""A directory of checkpoints: which are whole, in which order they were written, which may go.
+
+`step-000060` is a checkpoint. A save writes `.step-000060.partial` and renames it. What is to be removed is first renamed to
+`.step-000060.old`. Names that begin with a dot are nobody's but the saver's, with one exception: when a crash came between the two renames
+that replace a checkpoint by a new one of the same step, the `.old` one is whole and may be all there is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from align.checkpoint import _files
+from align.checkpoint._errors import CheckpointError, CheckpointWarning
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"(?:step-(\d+)|\.step-(\d+)\.(old|partial))")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One directory that has a manifest."""
+
+    path: Path
+    step: int
+    order: int  # rises with each save, also after a resume from an older step
+    metric: float | None
+    files: dict[str, dict[str, Any]]
+
+    @property
+    def age(self) -> tuple[int, bool, int]:
+        """Sorts from the first written to the last."""
+        return self.order, not self.path.name.startswith("."), self.step
+
+
+def name_of(step: int) -> str:
+    """The directory's name; it sorts by step up to a million steps."""
+    return f"step-{step:06d}"
+
+
+def partial_name(step: int) -> str:
+    """What a save writes to."""
+    return f".{name_of(step)}.partial"
+
+
+def old_name(step: int) -> str:
+    """What is about to be removed."""
+    return f".{name_of(step)}.old"
+
+
+def manifest(step: int, order: int, metric: float | None, files: dict[str, _files.Written]) -> bytes:
+    """The manifest's text."""
+    listed = {name: {"bytes": file.bytes, "sha256": file.sha256} for name, file in sorted(files.items())}
+    return (json.dumps({"step": step, "order": order, "metric": metric, "files": listed}, indent=1) + "\n").encode()
+
+
+def read_entry(path: Path) -> Entry:
+    """Reads a manifest; the files are not looked at.
+
+    Raises:
+        CheckpointError: no manifest, or one that is torn.
+    """
+    try:
+        data = json.loads((path / MANIFEST).read_bytes())
+        return Entry(path, data["step"], data["order"], data["metric"], dict(data["files"]))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} has no {MANIFEST}, so it is not a whole checkpoint; use another one") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / MANIFEST} can't be read ({error!r}), so the checkpoint is not whole; use another one") from None
+
+
+def check(entry: Entry) -> None:
+    """Compares every file with the manifest, size and sha256.
+
+    One absence is left to the loader, which refuses it by name: optimizer files. A crash can't make it, since the manifest is written last;
+    somebody removed them, and to fall back to an older checkpoint would hide that.
+
+    Raises:
+        CheckpointError: names the first file that differs.
+    """
+    for name, wanted in entry.files.items():
+        if reason := _difference(entry.path / name, wanted):
+            raise CheckpointError(f"{entry.path} is not whole: {reason}; use another checkpoint")
+
+
+def _difference(path: Path, wanted: dict[str, Any]) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != wanted["bytes"]:
+            return f"{path.name} has {size} bytes, its manifest says {wanted['bytes']}"
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None if path.name.startswith("optimizer") else f"{path.name} is missing"
+    except OSError as error:
+        return f"{path.name} can't be read ({error.strerror})"
+    return None if digest == wanted["sha256"] else f"{path.name} has another sha256 than its manifest says"
+
+
+def entries(directory: Path) -> tuple[list[Entry], list[str]]:
+    """The checkpoints that have a manifest, the first written first, and a line for each `step-` directory that has none."""
+    found, broken = [], []
+    for path, _, kind in _ours(directory):
+        if kind == "partial":
+            continue
+        try:
+            found.append(read_entry(path))
+        except CheckpointError as error:
+            if kind != "old":
+                broken.append(str(error))
+    return sorted(found, key=lambda entry: entry.age), broken
+
+
+def latest(directory: str | os.PathLike[str]) -> Path | None:
+    """The whole checkpoint that was written last, or None where there is no checkpoint at all.
+
+    Every file of the answer was compared with its sha256. Those that are not whole are passed over, each with a CheckpointWarning.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none is whole.
+    """
+    found, broken = entries(Path(directory))
+    for entry in reversed(found):
+        try:
+            check(entry)
+        except CheckpointError as error:
+            broken.append(str(error))
+            continue
+        for reason in broken:
+            warnings.warn(f"{reason.split('; use another')[0]}; falling back to {entry.path.name}", CheckpointWarning, stacklevel=2)
+        return entry.path
+    if broken:
+        raise CheckpointError(
+            f"{directory} holds {len(broken)} checkpoint(s) and none is whole ({broken[-1].split('; use another')[0]}); "
+            "move them away to start at step 0"
+        )
+    return None
+
+
+def sweep(directory: Path, kinds: tuple[str, ...]) -> None:
+    """Removes what crashed saves left behind."""
+    for path, _, kind in list(_ours(directory)):
+        if kind in kinds:
+            _files.remove_directory(path, first=MANIFEST)
+
+
+def prune(directory: Path, newest: Path, keep: int) -> None:
+    """Removes all but the `keep` checkpoints written last and, where metrics were given, the one with the highest.
+
+    A checkpoint that a run was resumed from counts like any other. What has no manifest is not ours to judge and stays.
+    """
+    found = [entry for entry in entries(directory)[0] if not entry.path.name.startswith(".")]
+    kept = {entry.path for entry in found[-keep:]} | {newest}
+    scored = [entry for entry in found if entry.metric is not None]
+    if scored:
+        kept.add(max(scored, key=lambda entry: (entry.metric, entry.age)).path)
+    for entry in found:
+        if entry.path not in kept:
+            old = directory / old_name(entry.step)
+            _files.rename(entry.path, old)
+            _files.remove_directory(old, first=MANIFEST)
+
+
+def _ours(directory: Path) -> Iterator[tuple[Path, int, str | None]]:
+    """(path, step, "old", "partial" or None) of every directory with one of our names."""
+    if not directory.is_dir():
+        return
+    for path in sorted(directory.iterdir()):
+        match = _NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            yield path, int(match[1] or match[2]), match[3]

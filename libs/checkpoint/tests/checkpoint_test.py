@@ -1,0 +1,558 @@
+"""Whole or not there: round trips, crashes and full disks at every file operation, fallbacks, keep-N."""
+
+import dataclasses
+import doctest
+import errno
+import functools
+import json
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from align.checkpoint import CheckpointError, CheckpointWarning, _files, _load, _save, latest, load, save
+from align.checkpoint._tensor_file import _NAMES, write_tensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    dtype: str = "float16"
+
+    def with_dtype(self, dtype):
+        return dataclasses.replace(self, dtype=dtype)
+
+    def to_hf(self):
+        return {"model_type": "test", "dtype": self.dtype, "unknown_key": [1]}
+
+
+class Model(torch.nn.Module):
+    def __init__(self, seed=0, dtype=torch.float32):
+        super().__init__()
+        self.config = Config()
+        self.up = torch.nn.Linear(3, 4, dtype=dtype)
+        self.down = torch.nn.Linear(4, 2, bias=False, dtype=dtype)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            parameter.data.normal_(generator=generator)
+
+
+def trained(seed=0, steps=2, groups=1):
+    model = Model(seed)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW([{"params": parameters[index::groups]} for index in range(groups)], lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model.down(model.up(torch.ones(3))).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+trained_once = functools.cache(trained)  # for who only reads
+
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model")
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    source = tmp_path / "tokenizer"
+    source.mkdir()
+    for name in TOKENIZER:
+        (source / name).write_text(name)
+    return source
+
+
+def write(directory, step, *, seed=0, keep=9, **changes):
+    model, optimizer = trained_once(seed)
+    arguments = {
+        "model": model,
+        "optimizer": optimizer,
+        "tokenizer_files": None,
+        "trainer_state": {"step": step, "seed": seed},
+        "tensors": {"rng": torch.arange(5, dtype=torch.uint8)},
+        "keep": keep,
+    }
+    return save(directory, step, **(arguments | changes))
+
+
+def assert_loads(path, seed):
+    """The checkpoint is whole and holds what `write` wrote with this seed."""
+    checkpoint = load(path)
+    model, optimizer = trained_once(seed)
+    other, fresh = trained(seed + 100, steps=0)
+    checkpoint.load_model(other)
+    checkpoint.load_optimizer(fresh, other)
+    assert checkpoint.trainer_state["seed"] == seed
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert_same(optimizer.state_dict(), fresh.state_dict())
+
+
+def assert_same(a, b):
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    else:
+        assert a == b
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+# What is written and read.
+
+
+@pytest.mark.parametrize("per_rank", [True, False])
+def test_round_trip(tmp_path, tokenizer, per_rank):
+    path = write(tmp_path / "c", 60, tokenizer_files=tokenizer, per_rank_optimizer_state=per_rank, metric=0.5)
+    optimizer_file = "optimizer-00000-of-00001" if per_rank else "optimizer"
+    assert path == tmp_path / "c" / "step-000060"
+    assert names(path) == sorted(
+        ["config.json", "manifest.json", "model.safetensors", f"{optimizer_file}.json", f"{optimizer_file}.safetensors"]
+        + ["trainer.json", "trainer.safetensors", *TOKENIZER]
+    )
+    assert latest(tmp_path / "c") == path
+    checkpoint = load(path)
+    assert (checkpoint.step, checkpoint.metric, checkpoint.trainer_state) == (60, 0.5, {"step": 60, "seed": 0})
+    assert torch.equal(checkpoint.tensors["rng"], torch.arange(5, dtype=torch.uint8))
+    assert checkpoint.model_config == {"model_type": "test", "dtype": "float32", "unknown_key": [1]}
+    assert_loads(path, 0)
+    assert_same(load_file(path / "model.safetensors"), dict(sorted(trained()[0].state_dict().items())))
+
+
+def test_optimizer_file_names_parameters_shapes_and_rows(tmp_path):
+    document = json.loads((write(tmp_path, 1) / "optimizer-00000-of-00001.json").read_text())
+    assert document["parameters"]["up.weight"] == {"shape": [4, 3], "rows": [0, 4]}
+    with safe_open(tmp_path / "step-000001/optimizer-00000-of-00001.safetensors", "pt") as file:
+        assert "up.weight.exp_avg_sq" in file.keys()  # noqa: SIM118
+
+
+def test_two_groups_and_tuples_survive(tmp_path):
+    model, optimizer = trained(groups=2)
+    path = write(tmp_path, 1, model=model, optimizer=optimizer)
+    other, fresh = trained(groups=2, steps=0)
+    load(path).load_optimizer(fresh, other)
+    assert_same(optimizer.state_dict(), fresh.state_dict())
+    with pytest.raises(CheckpointError, match="grouped otherwise"):
+        load(path).load_optimizer(torch.optim.AdamW(other.parameters()), other)
+
+
+def test_a_model_in_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(_save, "SHARD_BYTES", 60)
+    path = write(tmp_path, 1)
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 4 * (12 + 4 + 8)
+    assert set(index["weight_map"]) == set(Model().state_dict())
+    for name, file in index["weight_map"].items():
+        assert name in load_file(path / file)
+    assert len(set(index["weight_map"].values())) == 2
+    assert_loads(path, 0)
+
+
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(list(_NAMES)), st.lists(st.integers(0, 3), max_size=3), st.booleans()),
+        max_size=5,
+    ),
+    st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2),
+)
+def test_tensor_files_are_what_the_safetensors_package_reads(tmp_path_factory, layout, metadata):
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, (dtype, shape, transposed) in layout.items():
+        whole = torch.randint(0, 2, shape, generator=generator).to(dtype)
+        tensors[name] = whole.t() if transposed and len(shape) == 2 else whole  # not contiguous
+    path = tmp_path_factory.mktemp("tensors") / "x.safetensors"
+    written = write_tensors(path, tensors, metadata)
+    assert written.bytes == path.stat().st_size
+    with safe_open(path, "pt") as file:
+        assert (file.metadata() or {}) == metadata
+        assert set(file.keys()) == set(tensors)
+        for name, tensor in tensors.items():
+            read = file.get_tensor(name)
+            assert read.dtype == tensor.dtype and torch.equal(read.double(), tensor.double())
+
+
+def test_big_tensors_are_written_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "PIECE", 100)
+    tensor = torch.arange(1000)
+    write_tensors(tmp_path / "x", {"a": tensor}, {})
+    assert torch.equal(load_file(tmp_path / "x")["a"], tensor)
+
+
+# Crashes and full disks.
+
+SCENARIOS = {
+    # name: (what was there before, the step that is saved, what must load when the save did not get through)
+    "first": ((), 20, None),
+    "keep one": ((10,), 20, 10),
+    "same step again": ((20,), 20, 20),
+}
+
+
+def prepare(directory, scenario, tokenizer):
+    before, step, _ = SCENARIOS[scenario]
+    for older in before:
+        write(directory, older, seed=older, tokenizer_files=tokenizer)
+    return lambda: write(directory, step, seed=21, keep=1, tokenizer_files=tokenizer)
+
+
+def operations(monkeypatch, action):
+    seen = []
+    monkeypatch.setattr(_files, "before", lambda operation, path: seen.append((operation, path)))
+    action()
+    monkeypatch.setattr(_files, "before", None)
+    return seen
+
+
+def at(number, act):
+    """A hook that acts before the operation with this number."""
+    count = iter(range(10**9))
+
+    def hook(operation, path):
+        if next(count) == number:
+            act()
+
+    return hook
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    """A dead process leaves what it wrote, synced or not; hundreds of syncs would take a minute."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def assert_something_loads(directory, scenario):
+    path = latest(directory)
+    older = SCENARIOS[scenario][2]
+    if path is None:
+        assert older is None
+    else:
+        assert_loads(path, load(path).trainer_state["seed"])
+    return path
+
+
+class Dead(BaseException):
+    """What a process is after a SIGKILL: nothing it would still do reaches the disk."""
+
+
+def death(number):
+    """A hook that dies before the operation with this number, and stays dead whatever is tried afterwards."""
+    count = iter(range(10**9))
+
+    def hook(operation, path):
+        if next(count) >= number:
+            raise Dead
+
+    return hook
+
+
+def assert_goes_on(directory, scenario):
+    """Something whole is there, and the next save works and clears away what the dead one left. Returns the seed that was found."""
+    path = assert_something_loads(directory, scenario)
+    seed = path and load(path).trainer_state["seed"]
+    write(directory, 30, seed=30, keep=1)
+    assert names(directory) == ["step-000030"]
+    return seed
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_dead_at_every_file_operation(tmp_path, monkeypatch, no_waiting, tokenizer, scenario):
+    total = len(operations(monkeypatch, prepare(tmp_path / "count", scenario, tokenizer)))
+    assert total > 30
+    outcomes = []
+    for number in range(total):
+        action = prepare(tmp_path / f"{number}", scenario, tokenizer)
+        monkeypatch.setattr(_files, "before", death(number))
+        with pytest.raises(Dead):
+            action()
+        monkeypatch.setattr(_files, "before", None)
+        outcomes.append(assert_goes_on(tmp_path / f"{number}", scenario))
+    older = SCENARIOS[scenario][2]
+    turn = outcomes.index(21)  # the rename
+    assert outcomes == [older] * turn + [21] * (total - turn)
+
+
+def killed(directory, action, number):
+    child = os.fork()
+    if child == 0:
+        _files.before = at(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        action()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_killed_at_file_operations(tmp_path, monkeypatch, no_waiting, tokenizer, scenario, every):
+    total = len(operations(monkeypatch, prepare(tmp_path / "count", scenario, tokenizer)))
+    for number in range(0, total, every):
+        directory = tmp_path / f"kill{number}"
+        killed(directory, prepare(directory, scenario, tokenizer), number)
+        assert_goes_on(directory, scenario)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.filterwarnings("ignore::align.checkpoint.CheckpointWarning")  # old files that could not be removed
+def test_a_disk_error_at_every_file_operation(tmp_path, monkeypatch, no_waiting, tokenizer, scenario):
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "here")
+
+    total = len(operations(monkeypatch, prepare(tmp_path / "count", scenario, tokenizer)))
+    failed = 0
+    for number in range(total):
+        directory = tmp_path / f"full{number}"
+        action = prepare(directory, scenario, tokenizer)
+        monkeypatch.setattr(_files, "before", at(number, full))
+        try:
+            action()
+        except CheckpointError as error:
+            failed += 1
+            assert "No space left on device" in str(error) and "\n" not in str(error)
+        monkeypatch.setattr(_files, "before", None)
+        assert not directory.exists() or not [name for name in names(directory) if name.endswith("partial")]
+        assert_goes_on(directory, scenario)
+    assert failed > 30
+
+
+def test_the_manifest_is_last_and_everything_is_durable_before_the_rename(tmp_path, monkeypatch, tokenizer):
+    seen = operations(monkeypatch, lambda: write(tmp_path / "c", 5, tokenizer_files=tokenizer))
+    created = [path for operation, path in seen if operation == "create"]
+    synced = [path for operation, path in seen if operation == "sync"]
+    assert created == synced and created[-1].name == "manifest.json"
+    assert [operation for operation, _ in seen][-4:] == ["sync", "syncdir", "rename", "syncdir"]
+    assert all(path.parent.name == ".step-000005.partial" for path in created)
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_times(tmp_path):
+    write(tmp_path, 0, seed=0)
+    for number in range(20):
+        child = os.fork()
+        if child == 0:
+            for step in range(1, 10**6):
+                write(tmp_path, step, seed=step, keep=2)
+        time.sleep(0.02 + 0.013 * number)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        path = latest(tmp_path)
+        assert_loads(path, load(path).step)
+
+
+# Finding one that is whole.
+
+
+def truncate(path):
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "an empty directory": lambda path: [file.unlink() for file in path.iterdir()],
+    "weights truncated": lambda path: truncate(path / "model.safetensors"),
+    "one bit of the optimizer": lambda path: flip(path / "optimizer-00000-of-00001.safetensors"),
+    "optimizer truncated": lambda path: truncate(path / "optimizer-00000-of-00001.safetensors"),
+    "config gone": lambda path: (path / "config.json").unlink(),
+    "manifest torn": lambda path: truncate(path / "manifest.json") or truncate(path / "manifest.json"),
+    "manifest of another shape": lambda path: (path / "manifest.json").write_text("[1]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_falls_back_to_the_newest_whole_one_and_says_so(tmp_path, damage):
+    for step in (20, 40, 60):
+        write(tmp_path, step, seed=step)
+    DAMAGES[damage](tmp_path / "step-000060")
+    with pytest.warns(CheckpointWarning, match=r"step-000060.*falling back to step-000040"):
+        assert latest(tmp_path) == tmp_path / "step-000040"
+    with pytest.raises(CheckpointError, match="step-000060"):
+        load(tmp_path / "step-000060")
+    DAMAGES[damage](tmp_path / "step-000040")
+    DAMAGES[damage](tmp_path / "step-000020")
+    with pytest.raises(CheckpointError, match=r"3 checkpoint.* none is whole"):
+        latest(tmp_path)
+
+
+def test_none_where_there_is_none(tmp_path):
+    assert latest(tmp_path) is None
+    assert latest(tmp_path / "absent") is None
+
+
+def test_optimizer_files_that_somebody_removed_are_refused_by_name(tmp_path):
+    write(tmp_path, 20)
+    path = write(tmp_path, 40)
+    (path / "optimizer-00000-of-00001.safetensors").unlink()
+    assert latest(tmp_path) == path
+    model, optimizer = trained(steps=0)
+    with pytest.raises(CheckpointError, match=r"optimizer state.*--allow-change optimizer\.state") as caught:
+        load(path).load_optimizer(optimizer, model)
+    assert caught.value.exit_code == 2
+    load(path).load_model(model)
+
+
+# Which stay.
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.none() | st.integers(0, 3)), min_size=1, max_size=8),
+    st.integers(1, 3),
+)
+def test_the_last_written_and_the_best_stay(tmp_path_factory, saves, keep):
+    directory = tmp_path_factory.mktemp("keep")
+    model, optimizer = trained(steps=0)
+    alive = {}  # step: metric, the first written first
+    for step, metric in saves:
+        save(
+            directory, step, model=model, optimizer=optimizer, tokenizer_files=None, trainer_state={}, tensors={}, keep=keep, metric=metric
+        )
+        alive.pop(step, None)
+        alive[step] = metric
+        scored = [other for other in alive if alive[other] is not None]
+        # On a tie the later one is the best.
+        best = max(reversed(scored), key=alive.get) if scored else None
+        alive = {other: value for other, value in alive.items() if other in (*list(alive)[-keep:], best)}
+        assert names(directory) == [f"step-{other:06d}" for other in sorted(alive)]
+        assert latest(directory).name == f"step-{step:06d}"
+
+
+def test_a_run_resumed_from_an_older_step_goes_on_from_its_own(tmp_path):
+    for step in (5, 10):
+        write(tmp_path, step, seed=step)
+    write(tmp_path, 7, seed=7, keep=2)  # resumed at 5 where 10 lies
+    assert names(tmp_path) == ["step-000007", "step-000010"]
+    assert latest(tmp_path).name == "step-000007"
+
+
+def test_other_directories_are_left_alone(tmp_path):
+    for name in ("step-best", "notes", ".step-x.old", "step-000003"):
+        (tmp_path / name).mkdir()
+    write(tmp_path, 1, keep=1)
+    write(tmp_path, 2, keep=1)
+    assert names(tmp_path) == [".step-x.old", "notes", "step-000002", "step-000003", "step-best"]
+
+
+# What is refused.
+
+
+def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    monkeypatch.setattr(_files, "free_bytes", lambda path: 1000)
+    with pytest.raises(CheckpointError, match=r"0\.00 GiB free.*nothing was written"):
+        write(tmp_path, 2)
+    assert names(tmp_path) == ["step-000001"]
+
+
+def test_free_bytes_of_a_directory_to_come(tmp_path):
+    assert _files.free_bytes(tmp_path / "a" / "b") > 0
+
+
+def test_a_newer_format_is_refused_and_an_older_migrated(tmp_path, monkeypatch):
+    path = write(tmp_path, 1)
+    monkeypatch.setattr(_load, "FORMAT", 0)
+    with pytest.raises(CheckpointError, match="format 1 and this version reads up to 0"):
+        load(path)
+    monkeypatch.setattr(_load, "FORMAT", 2)
+    monkeypatch.setattr(_load, "MIGRATIONS", {1: lambda document: document.setdefault("state", {}).update(migrated=True)})
+    assert load(path).trainer_state["migrated"]
+
+
+@pytest.mark.parametrize("missing", TOKENIZER)
+def test_tokenizer_files_all_or_none(tmp_path, tokenizer, missing, monkeypatch):
+    read = Path.read_bytes
+
+    def fails(path):
+        if path.name == missing:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.warns(CheckpointWarning, match=r"NONE of them"):
+        path = write(tmp_path / "c", 1, tokenizer_files=tokenizer)
+    assert not set(names(path)) & set(TOKENIZER)
+    assert latest(tmp_path / "c") == path
+
+
+def test_a_directory_without_tokenizer(tmp_path):
+    with pytest.warns(CheckpointWarning, match=r"no tokenizer\.json"):
+        write(tmp_path / "c", 1, tokenizer_files=tmp_path)
+
+
+def test_state_that_cannot_be_stored_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="keep is 0"):
+        write(tmp_path, 1, keep=0)
+    with pytest.raises(CheckpointError, match="JSON"):
+        write(tmp_path, 1, trainer_state={"a": {1, 2}})
+    with pytest.raises(CheckpointError, match=r"torch\.complex64"):
+        write(tmp_path, 1, tensors={"a": torch.zeros(1, dtype=torch.complex64)})
+    model, optimizer = trained()
+    optimizer.state[model.up.weight]["odd"] = object()
+    with pytest.raises(CheckpointError, match=r"up\.weight\.odd is a object"):
+        write(tmp_path, 1, model=model, optimizer=optimizer)
+    with pytest.raises(CheckpointError, match="belongs to no module"):
+        write(tmp_path, 1, optimizer=torch.optim.AdamW([torch.nn.Parameter(torch.ones(7))]))
+    assert names(tmp_path) == []
+
+
+def test_an_unwritable_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="was not saved: Not a directory"):
+        write(tmp_path / "file" / "c", 1)
+
+
+def test_another_model_is_refused_by_weight(tmp_path):
+    path = write(tmp_path, 1)
+    other = Model()
+    other.down = torch.nn.Linear(4, 3, bias=False)
+    with pytest.raises(CheckpointError, match=r"down\.weight is torch\.float32 \(2, 4\)"):
+        load(path).load_model(other)
+    with pytest.raises(CheckpointError, match=r"bfloat16"):
+        load(path).load_model(Model(dtype=torch.bfloat16))
+    with pytest.raises(CheckpointError, match=r"optimizer\.state: down\.weight"):
+        load(path).load_optimizer(torch.optim.AdamW(other.parameters()), other)
+    other.extra = torch.nn.Linear(1, 1)
+    other.down = Model().down
+    with pytest.raises(CheckpointError, match=r"no weight extra\.bias"):
+        load(path).load_model(other)
+    with pytest.raises(CheckpointError, match=r"extra\.bias is only in the run"):
+        load(path).load_optimizer(torch.optim.AdamW(other.parameters()), other)
+    del other.extra, other.up
+    with pytest.raises(CheckpointError, match=r"holds a weight up\."):
+        load(path).load_model(other)
+
+
+def test_names_that_the_optimizer_brings_itself(tmp_path):
+    model = Model()
+    head = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([("head", head), *model.named_parameters()])
+    path = write(tmp_path, 1, model=model, optimizer=optimizer)
+    assert "head" in json.loads((path / "optimizer-00000-of-00001.json").read_text())["parameters"]
+
+
+def test_readme(tmp_path, monkeypatch):
+    readme = Path(__file__).parents[1] / "README.md"
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert doctest.testfile(str(readme), module_relative=False).failed == 0
