@@ -2,6 +2,7 @@
 
 from ._arithmetic import arithmetic_demonstrations, arithmetic_rows, arithmetic_tokenizer_config, arithmetic_tokenizer_json
 from ._batch import Batch
+from ._build import build_shards
 from ._cursor import Cursor
 from ._encode import Encoded, Example, chat_rows, encode_rows
 from ._errors import DataError
@@ -9,6 +10,7 @@ from ._gsm8k import bundled, gsm8k_rows
 from ._loader import Loader, Step
 from ._packing import efficiency, pack
 from ._rows import RowSet, read_rows, stream_rows
+from ._shards import Shards, open_shards
 from ._split import split_rows
 
 __all__ = [
@@ -19,16 +21,19 @@ __all__ = [
     "Example",
     "Loader",
     "RowSet",
+    "Shards",
     "Step",
     "arithmetic_demonstrations",
     "arithmetic_rows",
     "arithmetic_tokenizer_config",
     "arithmetic_tokenizer_json",
+    "build_shards",
     "bundled",
     "chat_rows",
     "efficiency",
     "encode_rows",
     "gsm8k_rows",
+    "open_shards",
     "pack",
     "read_rows",
     "split_rows",

@@ -22,6 +22,9 @@ class Tokenizer(Protocol):
     @property
     def eos_id(self) -> int | None: ...
 
+    @property
+    def fingerprint(self) -> str: ...
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
 
     def render_chat(self, messages: list[dict[str, Any]], *, template: str | None = None) -> Any: ...
@@ -89,45 +92,66 @@ def encode_rows(
     that end up without a target are dropped and counted. Raises DataError: a kind with nothing to train on, no rows left, a
     tokenizer without eos, a template that fails on a row, each with the row's place.
     """
-    _check_arguments(kind, max_length, overlong, template, system)
-    encode = _Encoder(tokenizer, kind, template, system)
+    block = encode_block(rows, Encoder(tokenizer, kind=kind, max_length=max_length, overlong=overlong, template=template, system=system))
+    if not block.examples:
+        raise DataError(nothing_left(block.rows, block.dropped, max_length))
     digest = hashlib.sha256()
+    for example in block.examples:
+        digest.update(len(example.ids).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(example.ids, "<i4").data)
+        digest.update(np.packbits(example.mask).data)
+    return Encoded(
+        examples=block.examples,
+        kept=len(block.examples),
+        dropped=block.dropped,
+        truncated=block.truncated,
+        tokens=sum(len(example.ids) for example in block.examples),
+        trained_tokens=int(sum(example.mask[1:].sum() for example in block.examples)),
+        digest=digest.hexdigest(),
+    )
+
+
+def nothing_left(rows: int, dropped: Counter[str], max_length: int) -> str:
+    why = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "none given"
+    return f"no rows are left of {rows} ({why}); look at max_length {max_length} and at the rows"
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some rows, encoded; `rows` counts those that were given."""
+
+    examples: list[Example]
+    rows: int
+    dropped: Counter[str]
+    truncated: int
+
+
+def encode_block(rows: Iterable[dict[str, Any]], encoder: "Encoder") -> Block:
+    """As `encode_rows`, but none left is no error: a block is a part."""
     examples: list[Example] = []
     dropped: Counter[str] = Counter()
     truncated = seen = 0
     for seen, row in enumerate(rows, 1):
         place = getattr(row, "place", f"row {seen - 1}")
-        ids, mask = encode(row, place)
+        ids, mask = encoder(row, place)
         if not ids:
             dropped["empty"] += 1
             continue
-        if len(ids) > max_length:
-            if overlong == "error":
+        if len(ids) > encoder.max_length:
+            if encoder.overlong == "error":
                 raise DataError(
-                    f"{place}: {len(ids)} tokens, more than max_length {max_length}; raise max_length, or let overlong be truncate or drop"
+                    f"{place}: {len(ids)} tokens, more than max_length {encoder.max_length}; raise max_length, or let overlong be truncate "
+                    f"or drop"
                 )
-            if overlong == "drop":
+            if encoder.overlong == "drop":
                 dropped["overlong"] += 1
                 continue
-        if not any(mask[1:max_length]):
+        if not any(mask[1 : encoder.max_length]):
             dropped["nothing_trained"] += 1
             continue
-        truncated += len(ids) > max_length
-        example = Example(np.array(ids[:max_length], np.int32), np.array(mask[:max_length], np.bool_))
-        _absorb(digest, example)
-        examples.append(example)
-    if not examples:
-        why = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "none given"
-        raise DataError(f"no rows are left of {seen} ({why}); look at max_length {max_length} and at the rows")
-    return Encoded(
-        examples=examples,
-        kept=len(examples),
-        dropped=dropped,
-        truncated=truncated,
-        tokens=sum(len(example.ids) for example in examples),
-        trained_tokens=int(sum(example.mask[1:].sum() for example in examples)),
-        digest=digest.hexdigest(),
-    )
+        truncated += len(ids) > encoder.max_length
+        examples.append(Example(np.array(ids[: encoder.max_length], np.int32), np.array(mask[: encoder.max_length], np.bool_)))
+    return Block(examples, seen, dropped, truncated)
 
 
 def chat_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,11 +167,14 @@ def chat_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-class _Encoder:
+class Encoder:
     """row -> (ids, mask), lists of equal length; empty for a row without text."""
 
-    def __init__(self, tokenizer: Tokenizer, kind: str, template: str | None, system: str | None):
-        self.tokenizer, self.template, self.system = tokenizer, template, system
+    def __init__(
+        self, tokenizer: Tokenizer, *, kind: str, max_length: int, overlong: Overlong, template: str | None, system: str | None
+    ):
+        _check_arguments(kind, max_length, overlong, template, system)
+        self.tokenizer, self.template, self.system, self.max_length, self.overlong = tokenizer, template, system, max_length, overlong
         self.make = {"messages": self._messages, "completion": self._completion, "text": self._text}[kind]
         self.eos = tokenizer.eos_id
         if kind != "messages" and self.eos is None:
@@ -190,12 +217,6 @@ class _Encoder:
         untrained = len(bos) + len(head)
         ids = bos + whole + end
         return ids, [trained_head or i >= untrained for i in range(len(ids))]
-
-
-def _absorb(digest: Any, example: Example) -> None:
-    digest.update(len(example.ids).to_bytes(8, "little"))
-    digest.update(np.ascontiguousarray(example.ids, "<i4").data)
-    digest.update(np.packbits(example.mask).data)
 
 
 def _check_arguments(kind: str, max_length: int, overlong: str, template: str | None, system: str | None) -> None:

@@ -1,16 +1,32 @@
 """Optimizer steps from encoded rows: which documents, in which micro-batch, on which rank."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ._batch import Batch, packed_batch, padded_batch
 from ._cursor import Cursor, permutation
-from ._encode import Encoded
+from ._encode import Example
 from ._errors import DataError
 from ._packing import pack
+
+
+class Documents(Protocol):
+    """What is loaded: an `Encoded`, or `Shards`."""
+
+    @property
+    def examples(self) -> Sequence[Example]: ...
+
+    @property
+    def lengths(self) -> np.ndarray: ...  # (N,) int64
+
+    @property
+    def trained(self) -> np.ndarray: ...  # (N,) int64
+
+    @property
+    def digest(self) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +53,7 @@ class Loader:
 
     def __init__(
         self,
-        encoded: Encoded,
+        encoded: Documents,
         *,
         global_batch: int,
         micro_batch: int,
