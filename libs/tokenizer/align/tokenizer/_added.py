@@ -46,7 +46,7 @@ class Matcher:
         self._find = re.compile(pattern).finditer if by_text else None
         self._space = self._word = None
         if any(t.single_word or t.lstrip or t.rstrip for t in by_text.values()):
-            self._space, self._word = U.property_set("s"), U.property_set("w")
+            self._space, self._word = U.property_set("s"), U.property_set("rust_w")
 
     def matches(self, text: str, skip) -> list[tuple[int, int, AddedToken]]:
         """(start, end, token), in order; `skip(token, start, end)` says which to leave as text."""

@@ -6,9 +6,11 @@ from align.tokenizer import _pretokenise as P
 from align.tokenizer import _unicode as U
 from align.tokenizer._added import AddedToken
 from align.tokenizer._errors import TokenizerError
+from align.tokenizer._forms import Form, Lowercase
 from align.tokenizer._regex import Finder, digits_first, literal, parse
 
 BEHAVIOURS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
+FORMS = {"NFC": (False, True), "NFD": (False, False), "NFKC": (True, True), "NFKD": (True, False)}  # compatible, compose
 _MISSING = object()
 
 
@@ -78,6 +80,10 @@ def normaliser_from(node: Node):
     if kind == "Sequence":
         parts = [part for part in map(normaliser_from, node.items("normalizers")) if part]
         return N.Sequence(parts) if len(parts) != 1 else parts[0]
+    if kind in FORMS:
+        return Form(*FORMS[kind])
+    if kind == "Lowercase":
+        return Lowercase()
     if kind == "Prepend":
         return N.Prepend(node.get("prepend", str))
     if kind == "Replace":
@@ -140,7 +146,9 @@ def _stage(node: Node, kind: str) -> tuple[list, bool]:
     if kind == "WhitespaceSplit":
         return [P.Split(P.one_of(U.property_set("s")), "Removed")], False
     if kind == "Whitespace":
-        return [P.Split(Finder(parse(r"\w+|[^\w\s]+", node.path), node.path), "Removed", invert=True)], False
+        word = U.property_set("rust_w")
+        other = U.invert(U.union(word, U.property_set("s")))
+        return [P.Split(Finder([word, "+", "|", other, "+"], node.path), "Removed", invert=True)], False
     if kind == "Punctuation":
         behaviour = node.get("behavior", str, "Isolated")
         if behaviour not in BEHAVIOURS:

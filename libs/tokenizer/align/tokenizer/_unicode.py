@@ -64,15 +64,15 @@ def minus(members: CodeSet, other: CodeSet) -> CodeSet:
 
 
 @cache
-def tables() -> dict:
+def _tables(name: str) -> dict:
     """The raw tables, read once, when a tokenizer first needs them."""
-    return json.loads((ASSETS / "unicode" / "classes.json").read_text("utf-8"))
+    return json.loads((ASSETS / "unicode" / name).read_text("utf-8"))
 
 
 @cache
 def property_set(name: str) -> CodeSet | None:
-    """The code points of a class: L, N, M, P, S, Lu, …, s, w, d, rust_is_numeric, …; None where the table has none."""
-    ranges = tables().get(name)
+    """The code points of a class: L, N, Lu, …, s, w, d (Oniguruma's), rust_w, rust_is_numeric, …; None where the tables have none."""
+    ranges = _tables("classes.json").get(name) or _tables("classes_more.json").get(name)
     return None if ranges is None else from_ranges(ranges)
 
 
