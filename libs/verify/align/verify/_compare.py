@@ -5,10 +5,14 @@ from fractions import Fraction
 from align.verify import _tree as tree
 from align.verify import _units as units
 from align.verify._budget import Budget, OverBudget
-from align.verify._decide import same
+from align.verify._decide import same, within
+from align.verify._relations import same_equation, same_inequality, sides
+from align.verify._sets import Undecided, real_set, same_sets
+from align.verify._tree import Node
 from align.verify._values import Value
 
 _SCALAR = ("number", "expression", "choice")
+_MAX_PAIRS = 3_000
 
 
 def equal(a: Value, b: Value, budget: Budget) -> bool | None:
@@ -18,18 +22,32 @@ def equal(a: Value, b: Value, budget: Budget) -> bool | None:
         return False
     if a.kind == "text" or b.kind == "text":
         return _text(a) == _text(b)
-    if a.kind == "choice" and b.kind == "choice":
-        return a.info == b.info
+    if a.name and b.name and _base_name(a.name) != _base_name(b.name):
+        return _as_equations(a, b, budget) if sides(a) and sides(b) else False
+    if not (_consistent(a, budget) and _consistent(b, budget)):
+        return False
     if a.kind in _SCALAR and b.kind in _SCALAR:
         return _scalar(a, b, budget)
-    if a.kind == b.kind == "list":
-        return _members(a.items, b.items, budget)
-    return None
+    if a.kind == "equation" or b.kind == "equation":
+        return _as_equations(a, b, budget)
+    if a.kind == b.kind and a.kind in _BY_KIND:
+        return _BY_KIND[a.kind](a, b, budget)
+    return _mixed(a, b, budget)
 
 
 def _text(value: Value) -> str:
-    words = value.info if value.kind == "text" else value.source.lower()
-    return "".join(words.split()) if isinstance(words, str) else ""
+    words = value.info if value.kind == "text" else value.source
+    return "".join(c for c in words.lower() if c.isalnum())
+
+
+def _base_name(name: str) -> str:
+    return name.partition("_")[0].rstrip("'")
+
+
+def _consistent(value: Value, budget: Budget) -> bool:
+    """Whether no two constant sides of x = … = … are proved to differ."""
+    constants = [side for side in value.sides[1:] if side.__class__ is tuple and not tree.symbols(side)]
+    return all(same_number(side, constants[-1], budget) is not False for side in constants[:-1])
 
 
 def _scalar(a: Value, b: Value, budget: Budget) -> bool | None:
@@ -42,37 +60,78 @@ def _scalar(a: Value, b: Value, budget: Budget) -> bool | None:
     found = same_number(x, y, budget)
     if found is not True:
         for unit, factor in ((units.PERCENT, tree.rational(Fraction(1, 100))), (units.DEGREE, tree.mul(tree.PI, tree.rational(Fraction(1, 180))))):
-            if (a.unit == unit) != (b.unit == unit):
-                scaled = (tree.mul(x, factor), y) if a.unit == unit else (x, tree.mul(y, factor))
+            if _is(a, unit) != _is(b, unit):
+                scaled = (tree.mul(x, factor), y) if _is(a, unit) else (x, tree.mul(y, factor))
                 if same(*scaled, budget):
                     return True
     return found
 
 
-def same_number(x: tree.Node, y: tree.Node, budget: Budget) -> bool | None:
-    """Equality of two expressions, where a decimal also stands for what rounds to it at six significant digits or more."""
+def _is(value: Value, unit: units.Unit) -> bool:
+    return value.unit is not None and value.unit.dimensions == unit.dimensions
+
+
+def same_number(x: Node, y: Node, budget: Budget) -> bool | None:
+    """Equality of two expressions, where a decimal also stands for what rounds to it at six significant digits or more.
+
+    From fifteen digits on an error below one unit of the last place passes, which is what the printed form of a double has.
+    """
     if (x[0] == "d") != (y[0] == "d"):
         decimal, other = (x, y) if x[0] == "d" else (y, x)
-        if decimal[2] >= 6:
+        if decimal[2] >= 6 and not tree.symbols(other):
+            room = decimal[3] / 2 if decimal[2] < 15 else decimal[3] * Fraction(999, 1000)
             value = tree.value_of(other)
             if value is not None:
-                gap = abs(value - decimal[1])
-                if gap * 2 <= decimal[3] or (decimal[2] >= 15 and gap < decimal[3]):
-                    return True
+                return abs(value - decimal[1]) <= room
+            if within(tree.add(other, ("q", -decimal[1])), room, budget):
+                return True
     return same(x, y, budget)
 
 
-def _members(a: tuple, b: tuple, budget: Budget) -> bool | None:
-    """Whether two lists hold the same values in any order."""
-    if len(a) != len(b):
-        return False
-    rest = list(b)
+def _as_equations(a: Value, b: Value, budget: Budget) -> bool | None:
+    x, y = sides(a), sides(b)
+    if x and y:
+        return same_equation(x, y, budget)
+    if a.kind == b.kind == "equation" and len(a.items) == len(b.items):
+        return _all(_sides_equal(p, q, budget) for p, q in zip(a.items, b.items))
+    return False
+
+
+def _sides_equal(a, b, budget: Budget) -> bool | None:
+    if a.__class__ is tuple and b.__class__ is tuple:
+        return same(a, b, budget)
+    return equal(a, b, budget) if isinstance(a, Value) and isinstance(b, Value) else False
+
+
+def _all(results) -> bool | None:
+    undecided = False
+    for result in results:
+        if result is False:
+            return False
+        undecided |= result is None
+    return None if undecided else True
+
+
+def _in_order(a: tuple, b: tuple, budget: Budget) -> bool | None:
+    return _all(equal(x, y, budget) for x, y in zip(a, b)) if len(a) == len(b) else False
+
+
+def _same_members(a: tuple, b: tuple, budget: Budget) -> bool | None:
+    """Whether two lists hold the same values in any order, however often."""
+    if len(a) * len(b) > _MAX_PAIRS:
+        raise OverBudget
+    return _all([_cover(a, b, budget), _cover(b, a, budget)])
+
+
+def _cover(a: tuple, b: tuple, budget: Budget) -> bool | None:
+    """Whether each value of `a` occurs in `b`."""
     undecided = False
     for item in a:
-        for k, other in enumerate(rest):
+        exact = tree.value_of(item.node) if item.kind == "number" and not item.unit else None
+        candidates = sorted(b, key=lambda other: not _looks_alike(exact, other)) if exact is not None else b
+        for other in candidates:
             found = equal(item, other, budget)
             if found:
-                del rest[k]
                 break
             undecided |= found is None
         else:
@@ -80,4 +139,100 @@ def _members(a: tuple, b: tuple, budget: Budget) -> bool | None:
     return True
 
 
-__all__ = ["OverBudget", "equal", "same_number"]
+def _looks_alike(exact, other: Value) -> bool:
+    return other.kind == "number" and other.node[0] in "qd" and other.node[1] == exact
+
+
+def _list(a: Value, b: Value, budget: Budget) -> bool | None:
+    found = _same_members(a.items, b.items, budget)
+    return _mixed(a, b, budget) if found is False and any(item.kind == "inequality" for item in a.items) else found
+
+
+def _set(a: Value, b: Value, budget: Budget) -> bool | None:
+    if a.info == b.info == "finite":
+        return _same_members(a.items, b.items, budget)
+    return _mixed(a, b, budget)
+
+
+def _tuple(a: Value, b: Value, budget: Budget) -> bool | None:
+    if a.info != b.info and len(a.items) == 2:
+        return False
+    return _in_order(a.items, b.items, budget)
+
+
+def _interval(a: Value, b: Value, budget: Budget) -> bool | None:
+    return _in_order(a.items, b.items, budget) if a.info == b.info else False
+
+
+def _matrix(a: Value, b: Value, budget: Budget) -> bool | None:
+    if len(a.items) != len(b.items):
+        return False
+    return _all(_in_order(x, y, budget) for x, y in zip(a.items, b.items))
+
+
+def _inequality(a: Value, b: Value, budget: Budget) -> bool | None:
+    found = same_inequality(a, b, budget)
+    if found or set(tree.symbols(("+", *a.items))) != set(tree.symbols(("+", *b.items))):
+        return found
+    return _mixed(a, b, budget) if _mixed(a, b, budget) is not None else found
+
+
+def _ratio(a: Value, b: Value, budget: Budget) -> bool | None:
+    """a : b : c, up to a factor."""
+    x, y = [[item.node for item in value.items] for value in (a, b)]
+    if len(x) != len(y) or None in x or None in y:
+        return False
+    products = [same(tree.mul(p, y[0]), tree.mul(x[0], q), budget) for p, q in zip(x[1:], y[1:])]
+    zeros = [same(p, tree.ZERO, budget) == same(q, tree.ZERO, budget) for p, q in zip(x, y)]
+    return _all([*products, *zeros])
+
+
+def _time(a: Value, b: Value, budget: Budget) -> bool:
+    budget.spend(1)
+    return a.info[:2] == b.info[:2] and (a.info[2] == b.info[2] or not (a.info[2] and b.info[2]))
+
+
+_BY_KIND = {
+    "list": _list, "set": _set, "tuple": _tuple, "interval": _interval, "matrix": _matrix, "inequality": _inequality, "ratio": _ratio,
+    "time": _time,
+}  # fmt: skip
+
+
+def _mixed(a: Value, b: Value, budget: Budget) -> bool | None:
+    """Values of different kinds, and sets that are not just listed."""
+    kinds = {a.kind, b.kind}
+    if kinds == {"matrix", "tuple"}:
+        matrix, other = (a, b) if a.kind == "matrix" else (b, a)
+        cells = [cell for row in matrix.items for cell in row]
+        line = len(matrix.items) == 1 or len(matrix.items[0]) == 1
+        return _in_order(tuple(cells), other.items, budget) if line and other.info == "()" else False
+    if kinds == {"list", "tuple"}:
+        other = a if a.kind == "tuple" else b
+        plain = (b if a.kind == "tuple" else a).info == "," and other.info == "()"
+        return _in_order(a.items, b.items, budget) if plain else False
+    if kinds == {"list", "set"}:
+        other = a if a.kind == "set" else b
+        if other.info == "finite":
+            return _same_members(a.items, b.items, budget)
+    if kinds == {"ratio", "time"}:
+        time, other = (a, b) if a.kind == "time" else (b, a)
+        parts = tuple(Value("number", ("q", part)) for part in time.info[:2])
+        return not time.info[2] and _in_order(parts, other.items, budget)
+    if kinds & {"number", "expression"} and kinds & {"set", "list"}:
+        many, one = (a, b) if a.kind in ("set", "list") else (b, a)
+        if len(many.items) == 1 and many.info == "finite":
+            return equal(many.items[0], one, budget)
+        return False
+    return _as_real_sets(a, b, budget)
+
+
+def _as_real_sets(a: Value, b: Value, budget: Budget) -> bool | None:
+    if a.kind == b.kind == "set" and a.info == b.info == "all":
+        return a.name == b.name
+    try:
+        left, right = real_set(a, budget), real_set(b, budget)
+    except Undecided:
+        return None
+    if left is None or right is None:
+        return True if a.kind == b.kind == "set" and a.source == b.source and a.source else False
+    return same_sets(left, right, budget)

@@ -1,31 +1,245 @@
-"""Equality of two expressions."""
+"""Equality and order of expressions: proved, refuted, or undecided within the budget; never by rounding."""
+
+from fractions import Fraction
 
 from align.verify import _modular as modular
 from align.verify import _tree as tree
-from align.verify._budget import Budget
+from align.verify._ball import Point, Straddles, Unknown, exact_value
+from align.verify._budget import Budget, OverBudget
+from align.verify._normal import normal
 from align.verify._tree import Node
+
+_FIRST = 64  # bits
+_LAST = 6_000  # bits of the algebraic proofs
+_LAST_TRUE = 1_024  # bits, for transcendental constants
+_TRIALS = 4
 
 
 def same(a: Node, b: Node, budget: Budget) -> bool | None:
-    """True with a proof, False with a refutation, None when neither was found within the budget."""
+    """True with a proof, False with a refutation, None when neither was found. Raises: OverBudget."""
     budget.spend(1)
-    if tree.contains(a, tree.UNDEF) or tree.contains(b, tree.UNDEF):
-        return False
     x, y = tree.value_of(a), tree.value_of(b)
     if x is not None and y is not None:
         return x == y
+    if tree.contains(a, tree.UNDEF) or tree.contains(b, tree.UNDEF):
+        return False
     if a == b:
         return True
-    if tree.INF in (a, b) or tree.NEG_INF in (a, b):
+    if _infinite(a) or _infinite(b):
         return False
-    noise = modular.Noise(repr(min(a, b, key=repr)) + repr(max(a, b, key=repr)))
+    first, second = sorted((repr(a), repr(b)))
+    noise = modular.Noise(first + second)
     found = modular.same(a, b, noise, budget)
     if found is True:
         return True
-    if found is False and not _constants(a) and not _constants(b):
+    pure = not _transcendental(a) and not _transcendental(b)
+    if found is False and pure:
+        return False
+    names = tree.symbols(a) | tree.symbols(b)
+    try:
+        if not names:
+            refuted = _refute_constant(tree.add(a, tree.neg(b)), budget)
+            if refuted:
+                return False
+        left, right = normal(a, budget), normal(b, budget)
+    except RecursionError:
+        raise OverBudget from None
+    if tree.contains(left, tree.UNDEF) or tree.contains(right, tree.UNDEF):
+        return None
+    if left == right:
+        return True
+    difference = tree.add(left, tree.neg(right))
+    if difference == tree.ZERO:
+        return True
+    atoms = _atoms(difference)
+    found = _formal(difference, names, atoms, noise, budget)
+    if found and names and _stepwise(difference):
+        found = _on_integers(difference, sorted(names), budget)
+    if found is True or (found is False and not atoms):
+        return found
+    if names and _refute_function(a, b, names, noise, budget):
         return False
     return None
 
 
-def _constants(node: Node) -> bool:
+def sign(node: Node, budget: Budget) -> int | None:
+    """-1, 0 or 1 of a real constant; None when it cannot be settled or is no real constant."""
+    value = tree.value_of(node)
+    if value is not None:
+        return (value > 0) - (value < 0)
+    if node == tree.INF:
+        return 1
+    if node == tree.NEG_INF:
+        return -1
+    if tree.symbols(node) or tree.contains(node, tree.UNDEF) or _infinite(node):
+        return None
+    precision = _FIRST
+    while precision <= _LAST_TRUE:
+        try:
+            low, high, imaginary = Point({}, precision, budget).at(node)[:3]
+        except Straddles:
+            precision *= 2
+            continue
+        except Unknown:
+            return None
+        if imaginary is None and low > 0:
+            return 1
+        if imaginary is None and high < 0:
+            return -1
+        precision *= 2
+    return 0 if same(node, tree.ZERO, budget) else None
+
+
+def within(node: Node, bound, budget: Budget) -> bool:
+    """Whether |node| ≤ bound is proved, for a real constant and a rational bound."""
+    precision = _FIRST
+    while precision <= _LAST_TRUE:
+        try:
+            low, high, imaginary = Point({}, precision, budget).at(node)[:3]
+        except Straddles:
+            precision *= 2
+            continue
+        except (Unknown, OverBudget):
+            return False
+        if imaginary is not None:
+            return False
+        limit = (Fraction(bound) * (1 << precision)).__floor__()
+        if max(-low, high) <= limit:
+            return True
+        if low > limit or high < -limit:
+            return False
+        precision *= 2
+    return False
+
+
+def _infinite(node: Node) -> bool:
+    return tree.contains(node, tree.INF)
+
+
+def _transcendental(node: Node) -> bool:
     return any(tree.contains(node, constant) for constant in (tree.PI, tree.E, tree.I))
+
+
+def _refute_constant(difference: Node, budget: Budget) -> bool:
+    """Whether a constant is proved not to be zero, by its interval alone."""
+    if tree.value_of(difference) is not None:
+        return difference[1] != 0
+    precision = _FIRST
+    while precision <= _LAST_TRUE:
+        try:
+            point = Point({}, precision, budget)
+            found, needed = point.zero(difference)
+        except Straddles:
+            found, needed = None, 0
+        except (Unknown, OverBudget):
+            return False
+        if found is not None:
+            return not found
+        precision *= 4
+    return False
+
+
+def _atoms(node: Node) -> set:
+    """Subtrees that a formal evaluation takes for variables."""
+    found: set = set()
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        tag = item[0]
+        if tag == "c" and item[1] in ("pi", "e"):
+            found.add(item)
+        elif tag == "f" and item[1] not in ("abs", "floor", "ceil", "max", "min", "mod", "cosr", "sinr"):
+            found.add(item)
+        elif tag == "^" and item[2][0] != "q":
+            found.add(item)
+        elif tag in ("+", "*", "^", "f"):
+            stack.extend(part for part in item[1:] if part.__class__ is tuple)
+    return found
+
+
+def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise, budget: Budget) -> bool | None:
+    """Whether a tree is zero for all values of its symbols and atoms: exact zeros at random points of both signs."""
+    zeros = 0
+    trials = _TRIALS if names or atoms else 1
+    for trial in range(2 * trials):
+        values: dict = {}
+        for name in sorted(names):
+            size = noise.next() % 997 + 2
+            value = Fraction(size, noise.next() % 31 + 1) if trial % 2 else Fraction(size)
+            values[("s", name)] = value if noise.next() & 1 or trial == 0 else -value
+        for atom in sorted(atoms, key=repr):
+            values[atom] = Fraction(noise.next() % 9973 + 2, noise.next() % 7 + 1)
+        found = _zero_at(difference, values, budget)
+        if found is False:
+            return False
+        zeros += found is True
+        if zeros == trials:
+            return True
+    return None
+
+
+def _stepwise(node: Node) -> bool:
+    """Whether the tree has functions that are constant in pieces, which random points do not tell apart."""
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        if item[0] == "f" and item[1] in ("floor", "ceil", "mod", "max", "min"):
+            return True
+        if item[0] in ("+", "*", "^", "f"):
+            stack.extend(part for part in item[1:] if part.__class__ is tuple)
+    return False
+
+
+def _on_integers(difference: Node, names: list[str], budget: Budget) -> bool | None:
+    """Whether a stepwise function is zero at every small whole number, and half, of its symbols."""
+    reach = 40 if len(names) == 1 else 7 if len(names) == 2 else 3
+    zeros = 0
+    for index in range((2 * reach + 1) ** len(names)):
+        values = {}
+        for name in names:
+            index, digit = divmod(index, 2 * reach + 1)
+            values[("s", name)] = Fraction(digit - reach // 4, 2) if len(names) == 1 else Fraction(digit - reach)
+        found = _zero_at(difference, values, budget)
+        if found is False:
+            return False
+        zeros += found is True
+    return True if zeros > reach else None
+
+
+def _zero_at(difference: Node, values: dict, budget: Budget) -> bool | None:
+    exact = exact_value(difference, values)
+    if exact is not None:
+        return exact == 0
+    precision = _FIRST
+    while precision <= _LAST:
+        point = Point(values, precision, budget, formal=True)
+        try:
+            found, needed = point.zero(difference)
+        except Straddles:
+            found, needed = None, 2 * precision
+        except Unknown:
+            return None
+        if found is not None:
+            return found
+        if needed > _LAST:
+            return None
+        precision = max(2 * precision, int(needed) + 8)
+    return None
+
+
+def _refute_function(a: Node, b: Node, names: set, noise: modular.Noise, budget: Budget) -> bool:
+    """Whether two functions differ at some real point."""
+    difference = tree.add(normal(a, budget), tree.neg(normal(b, budget)))
+    for trial in range(6):
+        values = {}
+        for name in sorted(names):
+            value = Fraction(noise.next() % 400 + 40, 100)
+            values[("s", name)] = -value if trial >= 3 and noise.next() & 1 else value
+        for precision in (_FIRST, 256):
+            try:
+                found, _ = Point(values, precision, budget).zero(difference)
+            except (Straddles, Unknown):
+                continue
+            if found is False:
+                return True
+    return False

@@ -12,7 +12,7 @@ MAX_BOXES = 1_000  # adjacent boxes read as one list
 _TAIL = 4_000  # how far back a bare answer is looked for
 
 _BRACE = re.compile(r"\\.|[{}]", re.S)
-_ONE_TOKEN = re.compile(r"[ \t]*(-?[0-9]+(?:\.[0-9]+)?|[A-Za-z])")
+_ONE_TOKEN = re.compile(r"[ \t]*([0-9A-Za-z])")  # TeX: \\boxed 12 boxes the 1
 # Between two boxes that form one list: punctuation, math delimiters, "and", "or", and at most one word before an "and".
 _JOIN = re.compile(
     r"(?:[\s,;$~&]|\\[\[\]()]|\\[,;:! ]|\\q?quad|\\text\{|\}|(?:[A-Za-z]+ )?and\b|\bor\b)*\Z"
@@ -26,6 +26,8 @@ _STOP = re.compile(r"I hope|<\||</s>|\n[ \t]*\n")
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.,\\])[-+]?\$?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?:\\?%)?"
 )
+_SHORT = re.compile(r"(?!.*\*\*)(?!.*[A-Za-z]:)[\x20-\x7e\u00b0-\u00be\u03c0\u2200-\u22ff]+")  # one line that may be an answer by itself
+_PROSE = re.compile(r"(?<!\\)\b[a-z]{3,}\s+[a-z]{3,}\b|\?")
 _CONTROL = re.compile(r"<\|(?:im_start|im_end|endoftext|eot_id|end_of_text)\|>|</s>")
 _CHOICE = re.compile(r"\(?([A-Z])\)?(?:[.:](?=\s)|\s*\Z|(?=,?\s+(?:because|since|as)\b))")
 
@@ -73,8 +75,8 @@ def extract(text: str, *, mode: str = "final") -> Extraction | None:
         tail = _of_sentence(window[weak.end() :])
         if tail:
             return Extraction(tail, "answer", end - len(window) + weak.end())
-    if len(window) == end and len(window) <= 80 and len(window.split()) <= 3 and "\n" not in window.strip() and window.strip():
-        stripped = window.strip()
+    stripped = window.strip()
+    if len(window) == end and 0 < len(stripped) <= 80 and _SHORT.fullmatch(stripped) and len(stripped.split()) <= 3:
         return Extraction(stripped, "number" if _NUMBER.fullmatch(stripped) else "math")
     return _last_math_or_number(window)
 
@@ -96,7 +98,7 @@ def _spoken(text: str) -> str:
 
 def _explicit(text: str) -> Extraction | None:
     box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    mark = text.rfind("####")
+    mark = _hashes(text)
     tag = text.rfind("<answer>")
     phrase = -1
     if "inal" in text or "INAL" in text:
@@ -128,6 +130,19 @@ def _explicit(text: str) -> Extraction | None:
     if marker == "hash":
         body = body.lstrip("# ")
     return Extraction(body or None, marker, start)
+
+
+def _hashes(text: str) -> int:
+    """The last #### that stands by itself, or -1."""
+    at = len(text)
+    for _ in range(50):
+        at = text.rfind("####", 0, at)
+        if at < 0:
+            return -1
+        if text[at + 4 : at + 5] != "#" and (at == 0 or text[at - 1].isspace()):
+            return at
+        at += 3
+    return -1
 
 
 def _boxes(text: str, at: int) -> Extraction:
@@ -189,7 +204,7 @@ def _of_sentence(tail: str) -> str:
     if choice:
         return choice.group(1)
     line = tail.split("\n", 1)[0]
-    if len(line.split()) <= 3 and not ("$" in line and not line.startswith(("$", "\\$"))):
+    if len(line.split()) <= 3 and "$" not in line and "\\(" not in line and "\\[" not in line:
         return line
     found = _last_math_or_number(tail)
     return found.answer if found and found.answer else line[:MAX_ANSWER]
@@ -243,11 +258,14 @@ def _environments(text: str) -> list[tuple[int, int]]:
             continue  # \$5: money
         elif opened and opened[0] == "$":
             digit = text[found.end() : found.end() + 1].isdigit()
-            if digit or not text[opened[1] : found.end()].strip("\\$ \n"):
+            inside = text[opened[1] : found.end()]
+            if digit or not inside.strip("\\$ \n") or (_PROSE.search(inside) and "\\text" not in inside):
                 opened = ("$", found.start())
             else:
                 spans.append((opened[1], found.end()))
                 opened = None
         elif not opened:
             opened = ("$", found.start())
+    if opened and spans and opened[0] == "$" and text[spans[-1][1] : opened[1]].lstrip().startswith("="):
+        spans = [(spans[-1][1], opened[1])]  # $a \$ = b $: the middle sign closes and opens
     return spans

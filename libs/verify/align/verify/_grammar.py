@@ -27,6 +27,7 @@ class Grammar:
         self.bars = 0
         self.signs = signs
         self.plus_minus = 0
+        self.apply_at = -1  # a bracket here holds arguments: f(x) = …
 
     # Tokens.
 
@@ -330,7 +331,8 @@ class Grammar:
             else:
                 self.at += mark == "^"
                 name += "'"
-        if name.rstrip("'").split("_")[0] in names.APPLIED and self.is_op("(") or (
+        applied = self.at == self.apply_at or name.rstrip("'").split("_")[0] in names.APPLIED
+        if applied and self.is_op("(") or (
             name.isupper() and self.is_op("(") and self.peek(1).kind == "sym" and self.peek(2).value in (")", ",")
         ):
             arguments = self.bracket("(")

@@ -179,6 +179,10 @@ def _command(text: str, name: str, at: int, tokens: list[Token], spaced: bool) -
         if tokens[-1].value == "begin:array" and text[at : at + 1] == "{":
             at = balanced(text, at) + 1
         return at
+    if name.startswith(("quad", "qquad")):  # \\quadx: the blank is missing
+        rest = name.partition("quad")[2]
+        tokens.append(Token("sym" if len(rest) == 1 else "word", rest, True))
+        return at
     name = _RENAME.get(name, name)
     tokens.append(Token("op" if name in _SINGLE and name not in "{}" else "cmd", name, spaced))
     return at

@@ -20,12 +20,22 @@ def _matrix(rows: list[list[tuple]]) -> Value:
 
 def matrix_sum(a: Value, b: Value) -> Value:
     """a + b. Raises: Unreadable when the shapes differ or these are no matrices."""
+    if {a.kind, b.kind} == {"number", "set"}:
+        return _each(tree.add, a, b)
     if a.kind != "matrix" or b.kind != "matrix":
         raise Unreadable(f"{a.kind} + {b.kind}")
     x, y = _nodes(a), _nodes(b)
     if len(x) != len(y) or len(x[0]) != len(y[0]):
         raise Unreadable("a sum of matrices of different shapes")
     return _matrix([[tree.add(p, q) for p, q in zip(r, s)] for r, s in zip(x, y)])
+
+
+def _each(operation, a: Value, b: Value) -> Value:
+    """A number with every member of a finite set."""
+    scalar, other = (a, b) if a.kind == "number" else (b, a)
+    if other.kind != "set" or other.info != "finite" or scalar.kind != "number" or any(item.node is None for item in other.items):
+        raise Unreadable(f"{a.kind} with {b.kind}")
+    return Value("set", items=tuple(of_node(operation(scalar.node, item.node)) for item in other.items), info="finite")
 
 
 def matrix_times(a: Value, b: Value) -> Value:
@@ -36,7 +46,7 @@ def matrix_times(a: Value, b: Value) -> Value:
                 return _matrix([[tree.mul(scalar.node, cell) for cell in row] for row in _nodes(other)])
             if other.kind == "tuple" and all(item.node is not None for item in other.items):
                 return Value("tuple", items=tuple(of_node(tree.mul(scalar.node, item.node)) for item in other.items), info=other.info)
-            raise Unreadable(f"a number times a {other.kind}")
+            return _each(tree.mul, a, b)
     if a.kind != "matrix" or b.kind != "matrix":
         raise Unreadable(f"{a.kind} × {b.kind}")
     x, y = _nodes(a), _nodes(b)

@@ -21,6 +21,11 @@ _MAX_SIGNS = 4
 _EMPTY = re.compile(r"(?:there (?:are|is) )?no (?:real |such |integer )?(?:solutions?|values?|roots?)(?: exists?)?|none|empty set", re.I)
 
 
+def condition(tokens: list[Token]) -> Value:
+    """The condition of a set builder. Raises: Unreadable."""
+    return _Reader(tokens).answer()
+
+
 def parse(answer: str) -> Value:
     r"""The value that an answer denotes; kind "raw" when it cannot be read.
 
@@ -89,6 +94,10 @@ def _words(text: str, source: str, trouble: Unreadable) -> Value:
     return Value("raw", info=str(trouble))
 
 
+def _meaningful(word: str) -> bool:
+    return word in names.FUNCTIONS or word in names.WORD_FUNCTIONS or word in names.GREEK or word in units.BARE or word.lower() == "infinity"
+
+
 class _Reader:
     """Splits the tokens of an answer into items and reads each."""
 
@@ -99,13 +108,16 @@ class _Reader:
         tokens = self.tokens
         if not tokens:
             raise Unreadable("nothing")
+        if sum(token.kind == "word" and len(token.value) > 3 and not _meaningful(token.value) for token in tokens) > 1:
+            raise Unreadable("words")
         if all(token.kind in ("text", "word") or token.value in ",.-'" for token in tokens):
             raise_words = [token.value for token in tokens if token.kind != "op"]
             if not all(word in names.FUNCTIONS or word in names.GREEK or len(word) <= 3 or word.lower().startswith("inf") for word in raise_words):
                 raise Unreadable("words")
             if any(token.kind == "text" and token.value not in names.JOINERS for token in tokens):
                 raise Unreadable("words")
-        items = [self.item(part) for part in _split(tokens)]
+        parts, joined = _split(tokens)
+        items = [self.item(part) for part in parts]
         flat: list[Value] = []
         for item in items:
             flat.extend(item.items if item.kind == "list" and item.info == "pm" else (item,))
@@ -114,7 +126,7 @@ class _Reader:
         if len(items) > 1 and items[0].name and all(item.kind == "number" and not item.name for item in flat[1:]):
             for item in flat[1:]:
                 item.name = items[0].name  # n = 1, 2, 3
-        return Value("list", items=tuple(flat), info="pm" if len(items) == 1 else None)
+        return Value("list", items=tuple(flat), info="pm" if len(items) == 1 else joined)
 
     def item(self, tokens: list[Token]) -> Value:
         """One item; with ± signs the list of its values."""
@@ -130,11 +142,14 @@ class _Reader:
         for mask in range(1, 1 << first.plus_minus):
             signs = tuple(-1 if mask >> k & 1 else 1 for k in range(count))
             values.append(_relation(Grammar(tokens, signs)))
+        if all(value.kind == "set" and value.info == "finite" for value in values):
+            return Value("set", items=tuple(member for value in values for member in value.items), info="finite", name=values[0].name)
         return Value("list", items=tuple(values), info="pm")
 
 
-def _split(tokens: list[Token]) -> list[list[Token]]:
-    """Items between commas, semicolons, and, or, outside of brackets."""
+def _split(tokens: list[Token]) -> tuple[list[list[Token]], str]:
+    """Items between commas, semicolons, and, or, outside of brackets; and which word joins them ("and", "or", else ",")."""
+    joined = ","
     parts: list[list[Token]] = [[]]
     depth = 0
     separated = True
@@ -147,6 +162,8 @@ def _split(tokens: list[Token]) -> list[list[Token]]:
                 depth -= 1
         joins = (kind in ("text", "word") and value.lower().strip(" ,") in ("and", "or", "")) or (kind == "cmd" and value in ("and", "or"))
         if depth == 0 and (joins or kind == "op" and value in ",;"):
+            word = value.lower().strip(" ,")
+            joined = word if word in ("and", "or") else joined
             if not separated:
                 parts.append([])
             separated = True
@@ -160,7 +177,7 @@ def _split(tokens: list[Token]) -> list[list[Token]]:
         parts.pop()
     if not parts or depth:
         raise Unreadable("brackets that do not match" if depth else "nothing")
-    return parts
+    return parts, joined
 
 
 def _relation(grammar: Grammar) -> Value:
@@ -171,6 +188,7 @@ def _relation(grammar: Grammar) -> Value:
         currency = units.unit("dollar")
     if grammar.is_op("=") or grammar.is_cmd("approx"):
         grammar.at += 1
+    grammar.apply_at = _application(grammar.tokens, grammar.at)
     sides, signs = [grammar.expression()], []
     unit = currency or _unit(grammar)
     while True:
@@ -200,6 +218,25 @@ def _relation(grammar: Grammar) -> Value:
     if not signs:
         return _with_unit(sides[0], unit)
     return _chain([_with_unit(side, None) for side in sides], signs, unit)
+
+
+def _application(tokens: list[Token], start: int) -> int:
+    """Where the bracket of "name(x, y) =" opens, when the tokens begin so; else -1."""
+    for equals in range(start, min(len(tokens), start + 24)):
+        if tokens[equals].value == "=" and tokens[equals].kind == "op":
+            break
+    else:
+        return -1
+    at = equals - 1
+    if at <= start or tokens[at].value != ")":
+        return -1
+    while at > start and tokens[at].value != "(":
+        at -= 1
+        if tokens[at].kind not in ("sym", "num", "cmd") and tokens[at].value not in "(,":
+            return -1
+    before = tokens[start:at]
+    named = before and (before[0].kind == "sym" or before[0].value in names.GREEK)
+    return at if named and (len(before) == 1 or before[1].value in ("_", "'", "^")) else -1
 
 
 def _unit(grammar: Grammar):
@@ -281,7 +318,7 @@ def _equation(sides: list[Value], unit) -> Value:
     nodes = tuple(side.node if side.node is not None else side for side in sides)
     if name and not _recurs(sides[0], last):
         value = Value(last.kind, last.node, last.items, last.info, name, last.unit or unit)
-        value.info = ("chain", nodes, last.info) if len(sides) > 2 else last.info
+        value.sides = nodes
         return value
     return Value("equation", items=nodes)
 

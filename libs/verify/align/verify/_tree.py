@@ -268,7 +268,27 @@ def call(name: str, *arguments: Node) -> Node:
         return power(E, arguments[0])
     if name == "deg":
         return mul(arguments[0], PI, ("q", Fraction(1, 180)))
+    if name in ("mod", "gcd") and len(arguments) == 2:
+        return _modulo_power(name, *arguments)
     return ("f", name, *arguments)
+
+
+def _modulo_power(name: str, a: Node, b: Node) -> Node:
+    """Remainders and common divisors with a power that is too large to be written out."""
+    if name == "gcd" and a[0] != "^":
+        a, b = b, a
+    m = value_of(b)
+    if _whole_power(a) and m.__class__ is int and m > 0:
+        rest = pow(a[1][1], a[2][1], m)
+        return ("q", rest if name == "mod" else gcd(rest, m))
+    n = value_of(a)
+    if name == "mod" and _whole_power(b) and n.__class__ is int and 0 <= n and n.bit_length() < b[2][1] * (b[1][1].bit_length() - 1):
+        return a
+    return ("f", name, a, b)
+
+
+def _whole_power(node: Node) -> bool:
+    return node[0] == "^" and all(part[0] == "q" and part[1].__class__ is int and part[1] > 1 for part in node[1:])
 
 
 def _gcd_lcm(name: str, values: list[int]) -> Node:

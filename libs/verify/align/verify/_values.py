@@ -11,12 +11,12 @@ class Value:
     items: the members of a tuple, list or set; the rows of a matrix, each a tuple of values; the sides of an equation or inequality; the
         operands of a union, intersection or difference.
     info: brackets of a tuple or interval; relation signs; "finite", "union", "cap", "minus", "builder", "all" of a set; letter, words.
-    name: what stands on the left of an assignment or of a membership sign.
+    name: what stands on the left of an assignment or of a membership sign; `sides` then holds all sides, left to right.
     unit: a `Unit`, or None.
     source: the text that was read, without styling; two texts are compared by it.
     """
 
-    __slots__ = ("info", "items", "kind", "name", "node", "source", "unit")
+    __slots__ = ("info", "items", "kind", "name", "node", "sides", "source", "unit")
 
     def __init__(self, kind: str, node: Node | None = None, items: tuple = (), info=None, name: str | None = None, unit=None, source=""):
         self.kind = kind
@@ -26,6 +26,7 @@ class Value:
         self.name = name
         self.unit = unit
         self.source = source
+        self.sides: tuple = ()
 
     def __repr__(self) -> str:
         content = self.node if self.node is not None else list(self.items) or self.info

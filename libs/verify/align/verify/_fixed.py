@@ -1,0 +1,171 @@
+"""Elementary functions on intervals of fixed-point numbers: integers that stand for n / 2^P.
+
+Every function returns (low, high) that enclose the true value for all arguments of the given interval. Rounding inside is covered by
+guard bits: each takes fewer than 2^16 rounded operations on numbers with 24 guard bits, so the last place outside is off by less than
+one, and the result is widened by two.
+"""
+
+from math import isqrt
+
+from align.verify._budget import MAX_BITS, OverBudget
+from align.verify._tree import integer_root
+
+_GUARD = 24
+_pi: dict[int, int] = {}
+_ln2: dict[int, int] = {}
+
+
+def pi(p: int) -> int:
+    """⌊π · 2^p⌋, give or take one (Machin)."""
+    if p not in _pi:
+        w = p + _GUARD
+        _pi[p] = 4 * (4 * _atan_inverse(5, w) - _atan_inverse(239, w)) >> _GUARD
+        if len(_pi) > 64:
+            _pi.clear()
+            return pi(p)
+    return _pi[p]
+
+
+def _atan_inverse(n: int, w: int) -> int:
+    total = term = (1 << w) // n
+    square, k, sign = n * n, 1, -1
+    while term:
+        term //= square
+        k += 2
+        total += sign * (term // k)
+        sign = -sign
+    return total
+
+
+def ln2(p: int) -> int:
+    """⌊ln 2 · 2^p⌋, give or take one: 18 atanh(1/26) - 2 atanh(1/4801) + 8 atanh(1/8749)."""
+    if p not in _ln2:
+        w = p + _GUARD
+        total = 18 * _atanh_inverse(26, w) - 2 * _atanh_inverse(4801, w) + 8 * _atanh_inverse(8749, w)
+        if len(_ln2) > 64:
+            _ln2.clear()
+        _ln2[p] = total >> _GUARD
+        return total >> _GUARD
+    return _ln2[p]
+
+
+def _atanh_inverse(n: int, w: int) -> int:
+    total = term = (1 << w) // n
+    square, k = n * n, 1
+    while term:
+        term //= square
+        k += 2
+        total += term // k
+    return total
+
+
+def root(low: int, high: int, k: int, p: int) -> tuple[int, int]:
+    """k-th root of a non-negative interval."""
+    shift = p * (k - 1)
+    if k == 2:
+        return isqrt(max(low, 0) << shift), isqrt(high << shift) + 1
+    return integer_root(max(low, 0) << shift, k), integer_root(high << shift, k) + 1
+
+
+def exp(low: int, high: int, p: int) -> tuple[int, int]:
+    """e^x. Raises: OverBudget when the result would be too large."""
+    if high >> p > MAX_BITS:
+        raise OverBudget
+    if high >> p < -2 * p:
+        return 0, 2
+    return max(_exp(low, p) - 2, 0), _exp(high, p) + 2
+
+
+def _exp(x: int, p: int) -> int:
+    magnitude = max(0, (x >> p) * 3 // 2)
+    halvings = max(4, isqrt(p) // 2)
+    w = p + magnitude + _GUARD + 2 * halvings
+    x <<= w - p
+    two = ln2(w)
+    k = x // two
+    r = (x - k * two) >> halvings
+    total = term = 1 << w
+    n = 1
+    while term:
+        term = (term * r >> w) // n
+        total += term
+        n += 1
+    for _ in range(halvings):
+        total = total * total >> w
+    shift = w - p - k
+    return total >> shift if shift >= 0 else total << -shift
+
+
+def ln(low: int, high: int, p: int) -> tuple[int, int]:
+    """ln x of a positive interval."""
+    return _ln(low, p) - 2, _ln(high, p) + 2
+
+
+def _ln(x: int, p: int) -> int:
+    k = x.bit_length() - p
+    roots = max(4, isqrt(p) // 3)
+    w = p + _GUARD + roots + max(k, 0).bit_length() + max(0, -k)
+    y = x << (w - p - k) if w - p - k >= 0 else x >> (k + p - w)
+    for _ in range(roots):
+        y = isqrt(y << w)
+    one = 1 << w
+    t = ((y - one) << w) // (y + one)
+    square = t * t >> w
+    total = term = t
+    n = 1
+    while term not in (0, -1):
+        term = term * square >> w
+        n += 2
+        total += term // n
+    return ((total << (roots + 1)) + k * ln2(w)) >> (w - p)
+
+
+def cos_sin(x: int, p: int) -> tuple[int, int]:
+    """cos and sin of one number, each within two units of the last place."""
+    halvings = max(4, isqrt(p) // 2)
+    w = p + _GUARD + 2 * halvings + max(0, x.bit_length() - p)
+    two_pi = 2 * pi(w)
+    r = ((x << (w - p)) % two_pi) >> halvings
+    square = r * r >> w
+    c = term = 1 << w
+    n = 0
+    while term:
+        n += 2
+        term = -(term * square >> w) // (n * (n - 1))
+        c += term
+        if term == -1:
+            break
+    s = term = r
+    n = 1
+    while term:
+        n += 2
+        term = -(term * square >> w) // (n * (n - 1))
+        s += term
+        if term == -1:
+            break
+    for _ in range(halvings):
+        c, s = (c * c - s * s) >> w, (2 * c * s) >> w
+    return c >> (w - p), s >> (w - p)
+
+
+def atan(low: int, high: int, p: int) -> tuple[int, int]:
+    """arctan."""
+    return _atan(low, p) - 2, _atan(high, p) + 2
+
+
+def _atan(x: int, p: int) -> int:
+    halvings = max(3, isqrt(p) // 4)
+    w = p + _GUARD + halvings + 2
+    x <<= w - p
+    one = 1 << w
+    for _ in range(halvings):
+        x = (x << w) // (one + isqrt((one << w) + x * x))
+    square = x * x >> w
+    total = term = x
+    n, sign = 1, -1
+    while term not in (0, -1):
+        term = term * square >> w
+        n += 2
+        total += sign * (term // n)
+        sign = -sign
+    return total << halvings >> (w - p)

@@ -1,0 +1,335 @@
+r"""Rewriting with identities, until what is transcendental stands in atoms that can be taken for independent variables.
+
+Powers with symbolic exponents become products of atoms ("f", "E", m) = e^m, ("f", "EI", m) = e^(im), ("f", "P", b, m) = b^m over monomials m;
+circular functions become exponentials, logarithms of products become sums over primes and symbols, factorials (n + c)! become n! times
+factors. Two expressions whose normal forms agree for all values of the atoms are equal; the converse does not hold and is not used.
+"""
+
+from fractions import Fraction
+from math import isqrt
+
+from align.verify import _tree as tree
+from align.verify._budget import Budget, OverBudget
+from align.verify._tree import Node, add, mul, power, value_of
+
+_HALF: Node = ("q", Fraction(1, 2))
+_TWO: Node = ("q", 2)
+
+
+def normal(node: Node, budget: Budget) -> Node:
+    """The rewritten tree."""
+    budget.spend(3)
+    tag = node[0]
+    if tag == "d":
+        return tree.rational(node[1])
+    if tag == "+":
+        return _sorted(add(*(normal(part, budget) for part in node[1:])))
+    if tag == "*":
+        return _sorted(mul(*(normal(part, budget) for part in node[1:])))
+    if tag == "^":
+        return _power(normal(node[1], budget), normal(node[2], budget), budget)
+    if tag == "f":
+        if node[1] in ("sum", "prod"):
+            return node
+        return _function(node[1], [normal(part, budget) for part in node[2:]], budget)
+    return node
+
+
+def _sorted(node: Node) -> Node:
+    if node[0] in "+*":
+        return (node[0], *sorted(node[1:], key=repr))
+    return node
+
+
+def linear(node: Node, budget: Budget) -> list[tuple[Fraction | int, Node]]:
+    """A sum as (rational coefficient, monomial) pairs; products are multiplied out where that is small."""
+    terms = [(1, tree.ONE)]
+    if node[0] == "+":
+        result: list = []
+        for part in node[1:]:
+            result.extend(linear(part, budget))
+        return result
+    if node[0] == "*":
+        for part in node[1:]:
+            inner = linear(part, budget) if part[0] == "+" else [(value_of(part), tree.ONE)] if value_of(part) is not None else [(1, part)]
+            budget.spend(len(inner) * len(terms))
+            if len(inner) * len(terms) > 60:
+                raise OverBudget
+            terms = [(c * d, _sorted(mul(m, n))) for c, m in terms for d, n in inner]
+        return [pair for c, m in terms for pair in _without_constant(c, m)]
+    constant = value_of(node)
+    return [(constant, tree.ONE)] if constant is not None else [(1, node)]
+
+
+def collected(node: Node, budget: Budget) -> Node:
+    """A sum with equal monomials taken together."""
+    if node[0] != "+":
+        return node
+    total: dict = {}
+    for coefficient, monomial in linear(node, budget):
+        total[monomial] = total.get(monomial, 0) + coefficient
+    return _sorted(add(*(mul(tree.rational(c), m) for m, c in total.items() if c)))
+
+
+def _without_constant(coefficient, monomial: Node) -> list:
+    if value_of(monomial) is not None:
+        return [(coefficient * value_of(monomial), tree.ONE)]
+    if monomial[0] == "*" and value_of(monomial[1]) is not None:
+        return [(coefficient * monomial[1][1], mul(*monomial[2:]))]
+    return [(coefficient, monomial)]
+
+
+def _power(base: Node, exponent: Node, budget: Budget) -> Node:
+    n = value_of(exponent)
+    if n is not None:
+        return _constant_power(base, n, exponent)
+    result = tree.ONE
+    for coefficient, monomial in linear(exponent, budget):
+        result = mul(result, _one_power(base, coefficient, monomial, budget))
+    return result
+
+
+def _constant_power(base: Node, n, exponent: Node) -> Node:
+    if base[0] == "*" and n.__class__ is int:
+        return mul(*(power(part, exponent) for part in base[1:]))
+    if n.__class__ is not int and base[0] == "q" and base[1] > 0:
+        return mul(*(power(("q", prime), tree.rational(a * n)) for prime, a in factors(base[1])))
+    return power(base, exponent)
+
+
+def _one_power(base: Node, coefficient, monomial: Node, budget: Budget) -> Node:
+    """base^(coefficient · monomial)."""
+    c = tree.rational(coefficient)
+    if monomial == tree.ONE:
+        return _constant_power(base, c[1], c)
+    if base == tree.E:
+        return _exponential(coefficient, monomial, budget)
+    constant = value_of(base)
+    if constant is not None and constant > 0:
+        result = tree.ONE
+        for prime, a in factors(constant):
+            undone = _over_logarithm(monomial, prime)
+            if undone is not None:
+                result = mul(result, power(undone, tree.rational(coefficient * a)))
+            else:
+                result = mul(result, power(("f", "P", ("q", prime), monomial), tree.rational(coefficient * a)))
+        return result
+    return power(("f", "P", base, monomial), c)
+
+
+def _over_logarithm(monomial: Node, prime: int) -> Node | None:
+    """v when the monomial is ln v / ln prime."""
+    parts = list(monomial[1:]) if monomial[0] == "*" else [monomial]
+    below = ("^", ("f", "ln", ("q", prime)), tree.MINUS_ONE)
+    if len(parts) == 2 and below in parts:
+        parts.remove(below)
+        if parts[0][0] == "f" and parts[0][1] == "ln":
+            return parts[0][2]
+    return None
+
+
+def _exponential(coefficient, monomial: Node, budget: Budget) -> Node:
+    """e^(coefficient · monomial)."""
+    c = tree.rational(coefficient)
+    parts = list(monomial[1:]) if monomial[0] == "*" else [monomial]
+    if len(parts) == 1 and parts[0][0] == "f" and parts[0][1] == "ln":
+        return power(parts[0][2], c)
+    if tree.I in parts:
+        parts.remove(tree.I)
+        if parts == [tree.PI]:
+            return _turn(coefficient)
+        rest = mul(*parts)
+        return power(("f", "EI", rest), c) if rest != tree.ONE else power(("f", "EI", tree.ONE), c)
+    return power(("f", "E", monomial), c)
+
+
+def _turn(r) -> Node:
+    """e^(i π r) as cosine and sine."""
+    return add(_cos_pi(r), mul(tree.I, _cos_pi(Fraction(1, 2) - r)))
+
+
+_EXACT = {
+    Fraction(0): tree.ONE,
+    Fraction(1, 6): mul(_HALF, tree.root(("q", 3), 2)),
+    Fraction(1, 5): mul(("q", Fraction(1, 4)), add(tree.ONE, tree.root(("q", 5), 2))),
+    Fraction(1, 4): mul(_HALF, tree.root(_TWO, 2)),
+    Fraction(1, 3): _HALF,
+    Fraction(2, 5): mul(("q", Fraction(1, 4)), add(tree.MINUS_ONE, tree.root(("q", 5), 2))),
+    Fraction(1, 2): tree.ZERO,
+}
+
+
+def _cos_pi(r) -> Node:
+    """cos(π r): folded to the first quadrant, exact where it is a simple surd, else a root-of-unity atom."""
+    r = abs(Fraction(r)) % 2
+    r = 2 - r if r > 1 else r
+    if r > Fraction(1, 2):
+        return tree.neg(_cos_pi(1 - r))
+    return _EXACT.get(r) or ("f", "cosr", tree.rational(r))
+
+
+def _function(name: str, arguments: list[Node], budget: Budget) -> Node:
+    first = arguments[0]
+    if name == "ln":
+        return _ln(first, budget)
+    if name in ("cos", "sin", "tan", "cot", "sec", "csc"):
+        return _circular(name, first, budget)
+    if name in ("sinh", "cosh", "tanh", "coth", "sech", "csch"):
+        return _hyperbolic(name, first, budget)
+    if name in ("asin", "acos", "atan", "acot", "asec", "acsc"):
+        return _inverse(name, first, budget)
+    if name in ("asinh", "acosh", "atanh"):
+        return _area(name, first, budget)
+    if name == "fact":
+        return _factorial(first, budget)
+    if name == "abs":
+        constant, rest = _positive_part(first)
+        return mul(constant, tree.call("abs", rest)) if rest != tree.ONE else constant
+    return tree.call(name, *arguments)
+
+
+def _positive_part(node: Node) -> tuple[Node, Node]:
+    if node[0] == "*":
+        known = [part for part in node[1:] if value_of(part) is not None]
+        rest = [part for part in node[1:] if value_of(part) is None]
+        return tree.rational(abs(value_of(mul(*known)))) if known else tree.ONE, mul(*rest)
+    return tree.ONE, node
+
+
+def _ln(node: Node, budget: Budget) -> Node:
+    if node == tree.E:
+        return tree.ONE
+    constant = value_of(node)
+    if constant is not None:
+        if constant == 0:
+            return tree.UNDEF
+        if constant < 0:
+            return add(_ln(tree.rational(-constant), budget), mul(tree.I, tree.PI))
+        return add(*(mul(("q", a), ("f", "ln", ("q", prime))) for prime, a in factors(constant)))
+    if node[0] == "*":
+        return add(*(_ln(part, budget) for part in node[1:]))
+    if node[0] == "^" and value_of(node[2]) is not None and (value_of(node[1]) or 1) > 0:
+        n = value_of(node[2])
+        if n.__class__ is int and n % 2 == 0 and node[1][0] != "f" and value_of(node[1]) is None:
+            return mul(node[2], _ln(tree.call("abs", node[1]), budget))
+        return mul(node[2], _ln(node[1], budget))
+    if node[0] == "f" and node[1] == "E":
+        return node[2]
+    if node[0] == "f" and node[1] == "P":
+        return mul(node[3], _ln(node[2], budget))
+    return ("f", "ln", node)
+
+
+def _circular(name: str, angle: Node, budget: Budget) -> Node:
+    c, s = _cos_sin(angle, budget)
+    if name == "cos":
+        return c
+    if name == "sin":
+        return s
+    top, bottom = {"tan": (s, c), "cot": (c, s), "sec": (tree.ONE, c), "csc": (tree.ONE, s)}[name]
+    return tree.div(top, bottom)
+
+
+def _cos_sin(angle: Node, budget: Budget) -> tuple[Node, Node]:
+    terms = linear(angle, budget)
+    if all(monomial == tree.PI for _, monomial in terms) or angle == tree.ZERO:
+        r = sum((Fraction(coefficient) for coefficient, _ in terms if coefficient), Fraction(0))
+        return _cos_pi(r), _cos_pi(Fraction(1, 2) - r)
+    turned = tree.ONE
+    for coefficient, monomial in terms:
+        turned = mul(turned, _exponential(coefficient, _sorted(mul(monomial, tree.I)), budget))
+    back = power(turned, tree.MINUS_ONE)
+    half_i = mul(tree.rational(Fraction(-1, 2)), tree.I)
+    return mul(_HALF, add(turned, back)), mul(half_i, add(turned, tree.neg(back)))
+
+
+def _hyperbolic(name: str, x: Node, budget: Budget) -> Node:
+    up = _power(tree.E, x, budget)
+    down = power(up, tree.MINUS_ONE)
+    c, s = mul(_HALF, add(up, down)), mul(_HALF, add(up, tree.neg(down)))
+    if name == "cosh":
+        return c
+    if name == "sinh":
+        return s
+    top, bottom = {"tanh": (s, c), "coth": (c, s), "sech": (tree.ONE, c), "csch": (tree.ONE, s)}[name]
+    return tree.div(top, bottom)
+
+
+def _area(name: str, x: Node, budget: Budget) -> Node:
+    if name == "atanh":
+        return mul(_HALF, _ln(tree.div(add(tree.ONE, x), add(tree.ONE, tree.neg(x))), budget))
+    sign = tree.ONE if name == "asinh" else tree.MINUS_ONE
+    return _ln(add(x, tree.root(add(mul(x, x), sign), 2)), budget)
+
+
+def _inverse(name: str, x: Node, budget: Budget) -> Node:
+    """arcsin and the others through arctan; arctan of ±1, ±√3 and ±1/√3 is exact."""
+    if name in ("asec", "acsc", "acot"):
+        return _inverse({"asec": "acos", "acsc": "asin", "acot": "atan"}[name], tree.div(tree.ONE, x), budget)
+    if name == "acos":
+        return add(mul(_HALF, tree.PI), tree.neg(_inverse("asin", x, budget)))
+    if name == "asin":
+        if value_of(x) in (1, -1):
+            return mul(x, _HALF, tree.PI)
+        x = tree.div(x, tree.root(add(tree.ONE, tree.neg(mul(x, x))), 2))
+        x = normal(x, budget)
+    if value_of(x) == 0:
+        return tree.ZERO
+    square = normal(mul(x, x), budget) if not tree.symbols(x) else None
+    if square is not None and value_of(square) in _SQUARES:
+        sign = tree.MINUS_ONE if _looks_negative(x) else tree.ONE
+        return mul(sign, tree.PI, tree.rational(_SQUARES[value_of(square)]))
+    return ("f", "atan", x)
+
+
+_SQUARES = {1: Fraction(1, 4), 3: Fraction(1, 3), Fraction(1, 3): Fraction(1, 6)}
+
+
+def _looks_negative(x: Node) -> bool:
+    """The sign of ±1, ±√3, ±1/√3: a product of roots of positive numbers has that of its rational factors."""
+    sign = 1
+    for part in x[1:] if x[0] == "*" else (x,):
+        if value_of(part) is not None and value_of(part) < 0:
+            sign = -sign
+    return sign < 0
+
+
+def _factorial(n: Node, budget: Budget) -> Node:
+    """(m + c)! = m! (m + 1) … (m + c)."""
+    shift = 0
+    n = collected(n, budget)
+    if n[0] == "+":
+        constant = next((part[1] for part in n[1:] if part[0] == "q"), 0)
+        if constant.__class__ is int and abs(constant) <= 40:
+            shift = constant
+    if not shift:
+        return tree.fact(_sorted(n))
+    base = _sorted(add(n, ("q", -shift)))
+    result: Node = ("f", "fact", base)
+    for k in range(1, shift + 1):
+        result = mul(result, add(base, ("q", k)))
+    for k in range(0, shift, -1):
+        result = tree.div(result, add(base, ("q", k)))
+    return result
+
+
+def factors(value) -> list[tuple[int, int]]:
+    """Prime factors of a positive rational with their exponents; what trial division to 2,000 leaves is one factor, or its root."""
+    result: dict[int, int] = {}
+    for number, sign in ((value, 1),) if value.__class__ is int else ((value.numerator, 1), (value.denominator, -1)):
+        if number.bit_length() > 2_000:
+            result[number] = result.get(number, 0) + sign
+            continue
+        k = 2
+        while k * k <= number and k < 2_000:
+            while number % k == 0:
+                number //= k
+                result[k] = result.get(k, 0) + sign
+            k += 1 + (k > 2)
+        if number > 1:
+            half = isqrt(number)
+            if half * half == number:
+                result[half] = result.get(half, 0) + 2 * sign
+            else:
+                result[number] = result.get(number, 0) + sign
+    return [(prime, exponent) for prime, exponent in sorted(result.items()) if exponent]

@@ -1,0 +1,108 @@
+"""Equations and inequalities: as polynomials up to a factor, and as the real sets that they describe."""
+
+from fractions import Fraction
+
+from align.verify import _tree as tree
+from align.verify._budget import Budget
+from align.verify._decide import same, sign
+from align.verify._grammar import substitute
+from align.verify._tree import Node
+from align.verify._values import Value
+
+_FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
+
+
+def sides(value: Value) -> tuple | None:
+    """The sides of an equation or of an assignment, where all are expressions."""
+    found = value.items if value.kind == "equation" else value.sides
+    return found if found and all(side.__class__ is tuple for side in found) else None
+
+
+def same_equation(a: tuple, b: tuple, budget: Budget) -> bool | None:
+    """Whether two equations (or chains of them) are one up to non-zero factors and order; a tautology equals only its own sides."""
+    if len(a) != len(b):
+        return False
+    if all(same(x, y, budget) for x, y in zip(a, b)):
+        return True
+    left = [tree.add(x, tree.neg(y)) for x, y in zip(a, a[1:])]
+    right = [tree.add(x, tree.neg(y)) for x, y in zip(b, b[1:])]
+    if not (_varies(left) and _varies(right)):
+        pairs = [same(x, y, budget) for x, y in zip(a, b)]
+        return None if None in pairs and False not in pairs else all(pairs)
+    undecided = False
+    for x in left:
+        for k, y in enumerate(right):
+            factor, found = proportion(x, y, budget)
+            if found and factor != tree.ZERO:
+                del right[k]
+                break
+            undecided |= found is None
+        else:
+            return None if undecided else False
+    return True
+
+
+def _varies(differences: list[Node]) -> bool:
+    return all(tree.symbols(difference) for difference in differences)
+
+
+def proportion(x: Node, y: Node, budget: Budget) -> tuple[Node, bool | None]:
+    """A constant c and whether x = c · y is proved."""
+    names = sorted(tree.symbols(x) | tree.symbols(y))
+    for k in range(3):
+        top, bottom = x, y
+        for j, name in enumerate(names):
+            point = tree.rational(Fraction(7 + 5 * j + 3 * k, 3 + k))
+            top, bottom = substitute(top, ("s", name), point), substitute(bottom, ("s", name), point)
+            budget.spend(20)
+        if sign(bottom, budget) in (0, None) and same(bottom, tree.ZERO, budget) is not False:
+            continue
+        factor = tree.div(top, bottom)
+        return factor, same(x, tree.mul(factor, y), budget)
+    return tree.ZERO, None
+
+
+def links(value: Value) -> list[tuple[Node, str]]:
+    """An inequality as (difference, sign) pairs with signs among >, >=, !=."""
+    result = []
+    for left, relation, right in zip(value.items, value.info, value.items[1:]):
+        if relation in ("<", "<="):
+            left, right, relation = right, left, _FLIP[relation]
+        result.append((tree.add(left, tree.neg(right)), relation))
+    return result
+
+
+def same_inequality(a: Value, b: Value, budget: Budget) -> bool | None:
+    """Whether two inequalities (or chains) have the same links up to positive factors and order."""
+    if a.info == b.info and len(a.items) == len(b.items) and all(same(x, y, budget) for x, y in zip(a.items, b.items)):
+        return True
+    left, right = links(a), links(b)
+    if len(left) != len(right):
+        return False
+    undecided = False
+    for difference, relation in left:
+        for k, (other, other_relation) in enumerate(right):
+            if relation != other_relation:
+                continue
+            factor, found = proportion(difference, other, budget)
+            direction = sign(factor, budget) if found else None
+            if found and (direction == 1 or relation in ("!=", "=") and direction):
+                del right[k]
+                break
+            undecided |= found is None or (found and direction is None)
+        else:
+            return None if undecided else False
+    return True
+
+
+def bound(difference: Node, name: str, budget: Budget) -> tuple[Node, int] | None:
+    """The root of a linear function of one symbol and the sign of its slope, or None."""
+    symbol = ("s", name)
+    if tree.symbols(difference) != {name}:
+        return None
+    at_zero = substitute(difference, symbol, tree.ZERO)
+    slope = tree.add(substitute(difference, symbol, tree.ONE), tree.neg(at_zero))
+    direction = sign(slope, budget)
+    if not direction or not same(difference, tree.add(at_zero, tree.mul(slope, symbol)), budget):
+        return None
+    return tree.div(tree.neg(at_zero), slope), direction
