@@ -7,5 +7,19 @@ from align.model._decoder import Decoder, init
 from align.model._directory import load, load_config, save
 from align.model._errors import ModelError
 from align.model._gguf_convert import convert_gguf
+from align.model._step import Stepper
 
-__all__ = ["FORWARD_IMPLS", "Decoder", "KVCache", "ModelConfig", "ModelError", "convert_gguf", "init", "load", "load_config", "pick_forward_impl", "save"]
+__all__ = [
+    "FORWARD_IMPLS",
+    "Decoder",
+    "KVCache",
+    "ModelConfig",
+    "ModelError",
+    "Stepper",
+    "convert_gguf",
+    "init",
+    "load",
+    "load_config",
+    "pick_forward_impl",
+    "save",
+]

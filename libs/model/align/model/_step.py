@@ -40,7 +40,7 @@ class Stepper:
         self._at = torch.arange(cache.max_length, device=device)
         self._first_slot = torch.arange(cache.k.shape[1], device=device) * cache.max_length
         self._open, self._closed = torch.zeros((), device=device, dtype=dtype), torch.full((), float("-inf"), device=device, dtype=dtype)
-        self._cos, self._sin = (table[0] for table in model.angles(self._at[None], dtype))  # (S, 1, Dh) each
+        self._cos, self._sin = (table[0] for table in model._angles(self._at[None], cache.max_length, model.model.embed_tokens.weight))  # (S, 1, Dh) each
 
     def __call__(self, tokens: Tensor, positions: Tensor, bound: int) -> Tensor:
         """Hidden states after the last norm, (n, D), of the tokens (n,) int64 that rows 0 .. n - 1 of the cache have at `positions` (n,) int64.
