@@ -141,6 +141,8 @@ def context_for(
             starts = torch.cat([torch.arange(b - a, device=cu_seqlens.device) for a, b in spans])
             position_ids = starts.view(batch, length)
         return Context(wanted, spans=spans), position_ids
+    if position_ids is not None and position_ids.device.type == "cpu" and bool((position_ids[:, 1:] == 0).any()):
+        raise ModelError("position_ids begin again within a row, which is one sequence without cu_seqlens; give cu_seqlens")
     return Context(wanted), position_ids
 
 

@@ -67,32 +67,35 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.model_type not in ARCHITECTURES:
             raise ModelError(f"model_type {self.model_type!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+        self._check_numbers(_REQUIRED + ("max_position_embeddings",), int)
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if self.head_dim is None:
-            if isinstance(self.num_attention_heads, int) and self.num_attention_heads > 0 and self.hidden_size % self.num_attention_heads:
+            if self.hidden_size % self.num_attention_heads:
                 raise ModelError(
                     f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}; give head_dim"
                 )
-            object.__setattr__(self, "head_dim", self.hidden_size // max(self.num_attention_heads, 1))
-        for name in (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ModelError(f"{name} is {value!r}; it must be a positive integer")
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        self._check_numbers(("num_key_value_heads", "head_dim") + (("sliding_window",) if self.sliding_window is not None else ()), int)
+        self._check_numbers(("rms_norm_eps", "rope_theta"), float)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
             )
         if self.head_dim % 2:
             raise ModelError(f"head_dim is {self.head_dim}; rotary positions want an even number")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ModelError(f"sliding_window is {self.sliding_window}; it must be a positive integer or null")
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise ModelError(f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {self.num_hidden_layers}")
         for kind in self.layer_types or ():
             if kind not in ("full_attention", "sliding_attention"):
                 raise ModelError(f"layer_types holds {kind!r}; supported are full_attention and sliding_attention")
         _check_rope_scaling(self.rope_scaling)
+
+    def _check_numbers(self, names: tuple[str, ...], kind: type) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, (int, kind)) or isinstance(value, bool) or value <= 0:
+                raise ModelError(f"{name} is {value!r}; it must be a positive {'integer' if kind is int else 'number'}")
 
     @property
     def max_length(self) -> int:
@@ -220,7 +223,7 @@ def _read_rope(values: dict[str, Any], parameters: Any, raw: dict[str, Any]) -> 
     if factor not in (None, 1, 1.0):
         raise ModelError(f"partial_rotary_factor {factor} is not supported; only 1.0 is")
     old, new = dict(scaling or {}), dict(parameters or {})
-    thetas = {float(theta) for theta in (values.get("rope_theta"), old.pop("rope_theta", None), new.pop("rope_theta", None)) if theta is not None}
+    thetas = {theta for theta in (values.get("rope_theta"), old.pop("rope_theta", None), new.pop("rope_theta", None)) if theta is not None}
     if len(thetas) > 1:
         raise ModelError(f"rope_theta has different values in config.json: {sorted(thetas)}; remove one")
     new.pop("partial_rotary_factor", None)

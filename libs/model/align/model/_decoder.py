@@ -12,12 +12,26 @@ from align.model._norm import rms_norm
 from align.model._rope import angles, inverse_frequencies, rotate
 
 
+class Linear(nn.Linear):
+    """nn.Linear whose memory stays untouched until the weights come: a large model costs nothing to construct."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding, likewise."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class RMSNorm(nn.Module):
     """Root mean square normalisation of the last dimension (Zhang and Sennrich 2019), computed in fp32."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:  # (..., size)
@@ -25,16 +39,16 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
         super().__init__()
         size, dim = config.hidden_size, config.head_dim
         self.layer, self.head_dim, self.window = layer, dim, config.window(layer)
-        self.q_proj = nn.Linear(size, config.num_attention_heads * dim, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(size, config.num_key_value_heads * dim, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.num_attention_heads * dim, size, bias=config.output_bias)
-        self.q_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(dim, config.rms_norm_eps) if config.qk_norm else None
+        self.q_proj = Linear(size, config.num_attention_heads * dim, bias=config.qkv_bias, dtype=dtype)
+        self.k_proj = Linear(size, config.num_key_value_heads * dim, bias=config.qkv_bias, dtype=dtype)
+        self.v_proj = Linear(size, config.num_key_value_heads * dim, bias=config.qkv_bias, dtype=dtype)
+        self.o_proj = Linear(config.num_attention_heads * dim, size, bias=config.output_bias, dtype=dtype)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:  # (B, T, D)
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
@@ -47,11 +61,11 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_has_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_has_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_has_bias)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_has_bias, dtype=dtype)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_has_bias, dtype=dtype)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_has_bias, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -60,12 +74,12 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: attention and MLP, each behind a norm and around a residual. The unit of FSDP, compilation and checkpointing."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer, dtype)
+        self.mlp = MLP(config, dtype)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:  # (B, T, D)
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, context)
@@ -75,11 +89,11 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """Everything below the head; HF's checkpoints prefix its parameters with `model.`"""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.layers = nn.ModuleList(Block(config, layer, dtype) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
 
 
 class TiedHead(nn.Module):
@@ -103,12 +117,12 @@ class Decoder(nn.Module):
     The weights are uninitialised memory until `init`, `load` or `load_state_dict` fill them.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config
-        self.model = Trunk(config)
+        self.model = Trunk(config, dtype)
         tied = config.tie_word_embeddings
-        self.lm_head = TiedHead(self.model.embed_tokens) if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = TiedHead(self.model.embed_tokens) if tied else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
         # Not a buffer: .to(bfloat16) must not round it.
         self._frequencies, self._rope_factor = inverse_frequencies(config)
 
@@ -187,9 +201,7 @@ class Decoder(nn.Module):
 
 def init(config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32) -> Decoder:
     """A new model on the CPU: weights normal with `config.initializer_range`, biases 0, norms 1; a function of config and seed alone."""
-    with torch.device("meta"):
-        model = Decoder(config)
-    model = model.to(dtype).to_empty(device="cpu")
+    model = Decoder(config, dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -37,8 +37,7 @@ def load(directory: str | Path, dtype: torch.dtype | None = None, device: str | 
     directory = Path(directory)
     config = load_config(directory)
     files = _weight_files(directory)
-    with torch.device("meta"):
-        model = Decoder(config)
+    model = Decoder(config)
     wanted = {name: parameter for name, parameter in model.named_parameters()}
     found = {name: path for path in files for name in _names(path)}
     tied_copy = found.pop("lm_head.weight", None) if config.tie_word_embeddings else None
@@ -122,7 +121,10 @@ def write_model(
     index: dict[str, Any] = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": {}}
     for number, names in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        (directory / file).touch()
+        mode = (directory / file).stat().st_mode  # as the user's umask has it; save_file makes files that only their owner can read
         save_file({name: tensor(name).contiguous() for name in names}, directory / file, metadata={"format": "pt"})
+        (directory / file).chmod(mode)
         index["weight_map"].update(dict.fromkeys(names, file))
     if len(shards) > 1:
         write_json(directory / INDEX, index)

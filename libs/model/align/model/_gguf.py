@@ -99,6 +99,8 @@ class GgufFile:
             shape = tuple(self._scalar("<Q") for _ in range(self._scalar("<I")))[::-1]
             self._entries[name] = _Entry(shape, self._scalar("<I"), self._scalar("<Q"))
         alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelError(f"{self.path} is damaged: general.alignment is {alignment!r}")
         self._data = -(-self._file.tell() // alignment) * alignment
         for name, entry in self._entries.items():
             self._check(name, entry)
@@ -137,8 +139,8 @@ class GgufFile:
             if inner in _SCALARS:
                 form = _SCALARS[inner]
                 return list(struct.unpack(f"<{count}{form[1]}", self._read(count * struct.calcsize(form))))
-            if count > self._size:
-                raise ModelError(f"{self.path} is damaged: it announces {count} values in a file of {self._size} bytes")
+            if count > self._size or inner != _STRING:
+                raise ModelError(f"{self.path} is damaged: it announces {count} values of type {inner} in a file of {self._size} bytes")
             return [self._value(inner) for _ in range(count)]
         if kind not in _SCALARS:
             raise ModelError(f"{self.path} is damaged: metadata of type {kind}")

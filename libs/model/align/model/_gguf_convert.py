@@ -39,8 +39,7 @@ def convert_gguf(gguf_path: str | Path, out_dir: str | Path, *, dtype: torch.dty
         names = {_hf_name(name): name for name in file.shapes if name != _ROPE_FACTORS}
         config = _config(file, tied="lm_head.weight" not in names).with_dtype(str(dtype).removeprefix("torch."))
         tokenizer, tokenizer_config = tokenizer_files(file.metadata, str(path))
-        with torch.device("meta"):
-            shapes = {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
         missing, unexpected = sorted(set(shapes) - set(names)), sorted(set(names) - set(shapes))
         if missing or unexpected:
             what = f"lacks {missing[0]}" if missing else f"has {names[unexpected[0]]}"
@@ -84,24 +83,30 @@ def _config(file: GgufFile, *, tied: bool) -> ModelConfig:
             raise ModelError(f"{file.path} lacks {kind}.{key}")
         return found
 
-    heads, size = value("attention.head_count"), value("embedding_length")
-    head_dim = value("attention.key_length", value("rope.dimension_count", size // heads))
-    if value("rope.dimension_count", head_dim) != head_dim or value("attention.value_length", head_dim) != head_dim:
-        raise ModelError(f"{file.path}: rotary dimensions and value heads must be as wide as the key heads, {head_dim}")
+    def integer(key: str, default: int | None = None) -> int:
+        found = value(key, default)
+        if not isinstance(found, int) or found < 1:
+            raise ModelError(f"{file.path}: {kind}.{key} is {found!r}; dense models have one positive integer there")
+        return found
+
     if value("expert_count", 0):
         raise ModelError(f"{file.path} is a mixture of experts; dense models are read")
+    heads, size = integer("attention.head_count"), integer("embedding_length")
+    head_dim = integer("attention.key_length", size // heads)
+    if integer("rope.dimension_count", head_dim) != head_dim or integer("attention.value_length", head_dim) != head_dim:
+        raise ModelError(f"{file.path}: rotary dimensions and value heads must be as wide as the key heads, {head_dim}")
     token_ids = {f"{name}_token_id": metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in
                  (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
-    config = ModelConfig(
+    values = dict(
         model_type=kind,
         vocab_size=file.shapes.get("token_embd.weight", (0,))[0],
         hidden_size=size,
-        intermediate_size=value("feed_forward_length"),
-        num_hidden_layers=value("block_count"),
+        intermediate_size=integer("feed_forward_length"),
+        num_hidden_layers=integer("block_count"),
         num_attention_heads=heads,
-        num_key_value_heads=value("attention.head_count_kv", heads),
+        num_key_value_heads=integer("attention.head_count_kv", heads),
         head_dim=head_dim,
-        max_position_embeddings=value("context_length"),
+        max_position_embeddings=integer("context_length"),
         rms_norm_eps=_decimal(value("attention.layer_norm_rms_epsilon")),
         rope_theta=_decimal(value("rope.freq_base", 10000.0)),
         rope_scaling=_rope_scaling(metadata, kind),
@@ -109,6 +114,10 @@ def _config(file: GgufFile, *, tied: bool) -> ModelConfig:
         tie_word_embeddings=tied,
         **token_ids,
     )
+    try:
+        config = ModelConfig(**values)
+    except ModelError as error:
+        raise ModelError(f"{file.path}: {error}") from error
     return _with_llama3(config, file) if _ROPE_FACTORS in file.shapes else config
 
 

@@ -15,7 +15,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 class _CpuRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide, size = x.float(), x.shape[-1]
+        wide, size = x if x.dtype == torch.float64 else x.float(), x.shape[-1]
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(size).add_(eps).rsqrt_()
         normed = wide * scale
         ctx.save_for_backward(normed, scale, weight)

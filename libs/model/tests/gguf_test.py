@@ -1,0 +1,235 @@
+"""GGUF import: a small file with every supported type against transformers' own reading of it, and files that are wrong."""
+
+import json
+import struct
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from model_cases import NEW_TOKENS, PROMPT, input_ids
+from safetensors.torch import load_file
+
+from align.model import ModelError, convert_gguf, load
+from align.model._gguf import GgufFile
+from align.model._gguf_convert import _decimal
+from align.model._gguf_tokenizer import tokenizer_files
+
+FILE = Path(__file__).parent / "data" / "llama.gguf"
+EXPECTED = load_file(FILE.with_suffix(".safetensors"))
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("converted")
+    convert_gguf(FILE, directory)
+    return directory
+
+
+def test_logits_and_greedy_tokens_equal_transformers(converted):
+    model, ids = load(converted), input_ids("llama")
+    with torch.no_grad():
+        assert (model.lm_head(model(ids)) - EXPECTED["logits"]).abs().max() <= 1e-5
+        ids = ids[:1, :PROMPT]
+        for _ in range(NEW_TOKENS):
+            ids = torch.cat((ids, model.lm_head(model(ids)[:, -1:]).argmax(-1)), 1)
+    assert ids[0, PROMPT:].tolist() == EXPECTED["greedy"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("attn_q", "Q4_0"), ("attn_k", "Q8_0"), ("attn_v", "F16"), ("attn_output", "F32"), ("ffn_down", "Q4_1"), ("ffn_gate", "Q4_0")]
+)
+def test_dequantised_weights_equal_those_of_the_gguf_package(name, kind):
+    name = f"blk.0.{name}.weight"
+    with GgufFile(FILE) as file:
+        weights = file.tensor(name).double()
+    assert float(weights.sum()) == pytest.approx(float(EXPECTED[f"weight.{name}"]), rel=1e-12)
+    assert float(weights.square().sum()) == pytest.approx(float(EXPECTED[f"weight.{name}.squares"]), rel=1e-12)
+
+
+def test_blocks_by_hand():
+    # ggml-common.h: half d, (half m,) 16 bytes: byte i holds weight i in its low and weight i + 16 in its high nibble.
+    codes = bytes((15 - i) << 4 | i for i in range(16))
+    want = torch.tensor([float(i) for i in range(16)] + [15.0 - i for i in range(16)])
+    block = struct.pack("<e", 0.5) + codes
+    assert torch.equal(_one_block(2, block), 0.5 * (want - 8))
+    assert torch.equal(_one_block(3, struct.pack("<ee", 0.5, -3.0) + codes), 0.5 * want - 3)
+    assert torch.equal(_one_block(8, struct.pack("<e", 0.25) + struct.pack("<32b", *range(-16, 16))), 0.25 * torch.arange(-16.0, 16.0))
+
+
+def test_the_directory_in_bfloat16_and_in_shards(tmp_path):
+    convert_gguf(FILE, tmp_path, dtype=torch.bfloat16, max_shard_bytes=30_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert load(tmp_path).output_weight.dtype == torch.bfloat16
+
+
+def test_config_and_tokenizer_files(converted):
+    config = json.loads((converted / "config.json").read_text())
+    assert (config["model_type"], config["rms_norm_eps"], config["rope_theta"], config["tie_word_embeddings"]) == ("llama", 1e-05, 10000.0, False)
+    tokenizer = json.loads((converted / "tokenizer.json").read_text())
+    assert tokenizer["model"]["vocab"]["Ġ"] == 94 and tokenizer["model"]["merges"] == ["i n"]
+    assert [item["content"] for item in tokenizer["added_tokens"]] == ["<s>", "</s>"]
+    assert [part["type"] for part in tokenizer["pre_tokenizer"]["pretokenizers"]] == ["Digits", "ByteLevel"]
+    tokenizer_config = json.loads((converted / "tokenizer_config.json").read_text())
+    assert (tokenizer_config["bos_token"], tokenizer_config["eos_token"], tokenizer_config["add_bos_token"]) == ("<s>", "</s>", False)
+
+
+def test_sentencepiece_merges_come_from_the_scores():
+    pieces = ["<unk>", "<s>", "</s>", "<0x0A>", "▁", "a", "b", "ab", "▁ab", "abb", "ba"]
+    scores = [0.0, 0.0, 0.0, 0.0, -9.0, -10.0, -11.0, 0.0, -1.0, -3.0, -2.0]
+    metadata = {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": pieces, "tokenizer.ggml.scores": scores, "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.token_type": [2, 3, 3, 6] + [1] * 7, "tokenizer.ggml.eos_token_id": 2,
+    }
+    tokenizer, config = tokenizer_files(metadata, "file")
+    assert tokenizer["model"]["merges"] == ["a b", "▁ ab", "b a", "ab b"]  # by score: ab 0, ▁ab -1, ba -2, abb -3
+    assert tokenizer["model"]["byte_fallback"] and tokenizer["model"]["unk_token"] == "<unk>" and config["add_bos_token"]
+    assert tokenizer["post_processor"]["single"][0] == {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    assert tokenizer["normalizer"]["normalizers"][0] == {"type": "Prepend", "prepend": "▁"}
+    bare, _ = tokenizer_files({**metadata, "tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": False}, "file")
+    assert len(bare["normalizer"]["normalizers"]) == 1 and bare["post_processor"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer.ggml.tokens": None}, "file has no tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.pre": "deepseek-llm"}, "tokenizer gpt2/deepseek-llm is not supported; supported are gpt2/smollm, gpt2/gpt-2"),
+        ({"tokenizer.ggml.model": "llama"}, "file has 0 tokenizer.ggml.scores for 2 tokens"),
+    ],
+)
+def test_tokenizers_that_cannot_be_rebuilt(changes, message):
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": ["a", "b"], **changes}
+    with pytest.raises(ModelError) as caught:
+        tokenizer_files(metadata, "file")
+    assert message in str(caught.value)
+
+
+def test_numbers_are_the_decimals_that_were_meant():
+    assert [_decimal(struct.unpack("<f", struct.pack("<f", x))[0]) for x in (1e-5, 1e-6, 500000.0, 10000.0, 8.0, 0.1)] == [1e-5, 1e-6, 5e5, 1e4, 8.0, 0.1]
+
+
+def test_llama3_scaling_is_known_by_its_divisors(tmp_path):
+    # Llama 3.1, 8B: rope_freqs.weight of its GGUF files, by the formula of its release code; head_dim 128, theta 500000.
+    divisors = []
+    for i in range(64):
+        wavelength = 2 * torch.pi * 500000.0 ** (i / 64)
+        smooth = (8192 / wavelength - 1) / 3
+        divisors.append(1.0 if wavelength < 2048 else 8.0 if wavelength > 8192 else 1 / ((1 - smooth) / 8 + smooth))
+    meta = {"attention.key_length": 128, "rope.dimension_count": 128, "rope.freq_base": 500000.0}
+    convert_gguf(_file(tmp_path, meta, {"rope_freqs.weight": torch.tensor(divisors)}), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_scaling"] == {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }
+    with pytest.raises(ModelError, match="rope_freqs.weight belongs to no known rope scaling"):
+        convert_gguf(_file(tmp_path, meta, {"rope_freqs.weight": torch.tensor(divisors) * 1.1}), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("meta", "tensors", "message"),
+    [
+        ({"expert_count": 8}, {}, "is a mixture of experts; dense models are read"),
+        ({"rope.dimension_count": 8}, {}, "rotary dimensions and value heads must be as wide as the key heads, 16"),
+        ({"block_count": None}, {}, "lacks llama.block_count"),
+        ({"attention.head_count": 0}, {}, "llama.attention.head_count is 0; dense models have one positive integer there"),
+        ({"rope.scaling.type": "longrope"}, {}, "rope_type 'longrope' is not supported"),
+        ({"block_count": 2}, {}, "lacks model.layers.1.input_layernorm.weight, against its own metadata for a llama model"),
+        ({}, {"blk.0.attn_sinks.weight": torch.zeros(4)}, "has blk.0.attn_sinks.weight, against its own metadata"),
+        ({"feed_forward_length": 64}, {}, "blk.0.ffn_gate.weight has shape (32, 32); its metadata says (64, 32)"),
+    ],
+)
+def test_files_that_contradict_themselves(tmp_path, meta, tensors, message):
+    with pytest.raises(ModelError) as caught:
+        convert_gguf(_file(tmp_path, meta, tensors), tmp_path / "out")
+    assert message in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_what_is_no_gguf_file(tmp_path):
+    path = tmp_path / "x.gguf"
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
+        convert_gguf(path, tmp_path / "out")
+    for content, message in (
+        (b"PK\3\4" * 9, "is no GGUF file"),
+        (b"GGUF" + struct.pack("<I", 1), "is GGUF version 1; versions 2 and 3, little-endian, are read"),
+        (_one_tensor(14, bytes(210)), "x is stored as Q6_K; supported are F32, F16, Q4_0, Q4_1, Q8_0"),
+        (_one_tensor(99, bytes(210)), "x is stored as type 99"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match=message):
+            convert_gguf(path, tmp_path / "out")
+
+
+@given(st.integers(0, FILE.stat().st_size - 1))
+@settings(max_examples=60)
+def test_every_truncation_is_noticed(size):
+    path = Path(_SCRATCH.name, "cut.gguf")
+    path.write_bytes(FILE.read_bytes()[:size])
+    with pytest.raises(ModelError):
+        GgufFile(path)
+
+
+@given(st.integers(0, 2600), st.integers(0, 255))
+@settings(max_examples=200)
+def test_a_damaged_header_raises_nothing_else(place, value):
+    data = bytearray(FILE.read_bytes())
+    data[place] = value
+    path = Path(_SCRATCH.name, "damaged.gguf")
+    path.write_bytes(data)
+    try:
+        GgufFile(path).__exit__()
+    except ModelError:
+        pass
+
+
+_SCRATCH = tempfile.TemporaryDirectory()  # hypothesis takes no fixtures
+
+
+def _one_tensor(kind: int, block: bytes) -> bytes:
+    """A file with the one tensor `x` of 32 weights."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + _string("x") + struct.pack("<IQIQ", 1, 32, kind, 0)
+    return head + bytes(-len(head) % 32) + block
+
+
+def _one_block(kind: int, block: bytes) -> torch.Tensor:
+    path = Path(_SCRATCH.name, "block.gguf")
+    path.write_bytes(_one_tensor(kind, block))
+    with GgufFile(path) as file:
+        return file.tensor("x")
+
+
+def _string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def _file(directory: Path, meta: dict, tensors: dict[str, torch.Tensor]) -> Path:
+    """A llama file of one layer in F32 with this metadata changed and these tensors added."""
+    dim = meta.get("attention.key_length", 16)
+    values = {
+        "block_count": 1, "embedding_length": 32, "feed_forward_length": 32, "attention.head_count": 2, "context_length": 64,
+        "attention.layer_norm_rms_epsilon": 1e-5, **meta,
+    }
+    pairs = {f"llama.{key}": value for key, value in values.items() if value is not None} | {"general.architecture": "llama"}
+    shapes = {"token_embd": (4, 32), "output_norm": (32,)} | {
+        f"blk.0.{name}": shape for name, shape in {
+            "attn_norm": (32,), "ffn_norm": (32,), "attn_q": (2 * dim, 32), "attn_k": (2 * dim, 32), "attn_v": (2 * dim, 32),
+            "attn_output": (32, 2 * dim), "ffn_gate": (32, 32), "ffn_up": (32, 32), "ffn_down": (32, 32),
+        }.items()
+    }
+    weights = {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()} | tensors
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(weights), len(pairs) + 3)
+    for key, value in pairs.items():
+        kind = 8 if isinstance(value, str) else 6 if isinstance(value, float) else 4
+        head += _string(key) + struct.pack("<I", kind) + (_string(value) if kind == 8 else struct.pack("<f" if kind == 6 else "<I", value))
+    head += _string("tokenizer.ggml.model") + struct.pack("<I", 8) + _string("gpt2")
+    head += _string("tokenizer.ggml.pre") + struct.pack("<I", 8) + _string("smollm")
+    head += _string("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 4) + b"".join(map(_string, "abcd"))
+    body = b""
+    for name, tensor in weights.items():
+        head += _string(name) + struct.pack("<I", tensor.dim()) + b"".join(struct.pack("<Q", n) for n in reversed(tensor.shape))
+        head += struct.pack("<IQ", 0, len(body))
+        body += struct.pack(f"<{tensor.numel()}f", *tensor.flatten().tolist())
+        body += bytes(-len(body) % 32)
+    path = directory / "made.gguf"
+    path.write_bytes(head + bytes(-len(head) % 32) + body)
+    return path

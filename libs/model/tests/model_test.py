@@ -1,0 +1,235 @@
+"""The decoder against transformers' frozen answers, and against itself: packed, cached, padded and plain forwards agree."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from model_cases import CASES, NEW_TOKENS, PROMPT, build, config, input_ids
+from safetensors.torch import load_file
+
+from align.model import FORWARD_IMPLS, Decoder, ModelConfig, ModelError, init, pick_forward_impl
+from align.model._norm import rms_norm
+from align.model._rope import angles, rotate
+
+EXPECTED = load_file(Path(__file__).parent / "data" / "transformers.safetensors")
+WINDOWED = "mistral_window"  # window 8: shorter than most sequences below
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Decoder]:
+    return {name: build(name).requires_grad_(False) for name in CASES}
+
+
+def greedy(model: Decoder, ids: torch.Tensor, count: int) -> list[int]:
+    cache = model.new_cache(1, ids.shape[1] + count)
+    tokens: list[int] = []
+    with torch.inference_mode():
+        for _ in range(count):
+            ids = model.lm_head(model(ids, cache=cache)[:, -1:]).argmax(-1)
+            tokens.append(int(ids))
+    return tokens
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_transformers(models, name):
+    logits = models[name].lm_head(models[name](input_ids(name)))
+    torch.testing.assert_close(logits, EXPECTED[f"{name}.logits"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_continuation_equals_transformers(models, name):
+    assert greedy(models[name], input_ids(name)[:1, :PROMPT], NEW_TOKENS) == EXPECTED[f"{name}.greedy"].tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_with_a_cache_equals_a_full_forward(models, name):
+    model, ids = models[name], input_ids(name)[:1, :PROMPT]
+    for _ in range(NEW_TOKENS):
+        ids = torch.cat((ids, model.lm_head(model(ids)[:, -1:]).argmax(-1)), 1)
+    assert ids[0, PROMPT:].tolist() == EXPECTED[f"{name}.greedy"].tolist()
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_packed_documents_do_not_see_each_other(data):
+    name = data.draw(st.sampled_from(["llama3", WINDOWED, "qwen3"]))
+    model = init(config(name), 0).requires_grad_(False)  # logits up to 0.6; a packed row that leaks is off by 0.9
+    batch, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
+    cuts = data.draw(st.lists(st.integers(0, batch * length), max_size=9))  # a cut may fall anywhere: across rows, twice at one place
+    ends = [0, *sorted(cuts), batch * length]
+    ids = torch.randint(96, (batch, length), generator=torch.Generator().manual_seed(len(cuts) * 64 + length))
+    positions = torch.cat([torch.arange(b - a) for a, b in zip(ends, ends[1:])]).view(batch, length)
+    explicit = data.draw(st.booleans())
+    packed = model(ids, cu_seqlens=torch.tensor(ends, dtype=torch.int32), position_ids=positions if explicit else None, max_seqlen=batch * length)
+    alone = [model(ids.flatten()[None, a:b])[0] for a, b in zip(ends, ends[1:]) if b > a]
+    assert (model.lm_head(packed.flatten(0, 1)) - model.lm_head(torch.cat(alone))).abs().max() <= 1e-6
+
+
+def test_packed_gradient_is_the_sum_of_the_documents_gradients():
+    model = build(WINDOWED)
+    ids, ends = input_ids(WINDOWED), [0, 13, 14, 52, 80]
+
+    def gradient(hidden: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        (hidden * torch.linspace(-1, 1, hidden.shape[1])[None, :, None]).sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+    packed = gradient(model(ids, cu_seqlens=torch.tensor(ends, dtype=torch.int32)).view(1, 80, -1))
+    rows = torch.cat([model(ids.flatten()[None, a:b]) for a, b in zip(ends, ends[1:])], 1)
+    torch.testing.assert_close(packed, gradient(rows), rtol=1e-5, atol=1e-5 * float(packed.abs().max()))
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_a_cache_in_any_pieces_equals_one_forward(data):
+    name = data.draw(st.sampled_from(["llama_biased_tied", WINDOWED, "qwen2_window", "qwen3"]))
+    model, ids = build(name).requires_grad_(False), input_ids(name)
+    length = data.draw(st.integers(1, 40))
+    ends = [0, *sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=6)) if length > 1 else ()), length]
+    cache = model.new_cache(2, length + data.draw(st.integers(0, 3)))
+    pieces = [model(ids[:, a:b], cache=cache) for a, b in zip(ends, ends[1:])]
+    assert cache.length == length
+    torch.testing.assert_close(torch.cat(pieces, 1), model(ids[:, :length]), rtol=0, atol=1e-5)
+
+
+def test_right_padded_prompts_of_different_length_decode_as_if_alone(models):
+    model, ids = models[WINDOWED], input_ids(WINDOWED)
+    lengths, steps = torch.tensor([5, 20]), 15
+    cache = model.new_cache(2, 40)
+    padded = ids[:, :20].clone()
+    padded[0, 5:] = 95  # padding, written to the cache and then overwritten
+    model(padded, cache=cache)
+    for step in range(steps):
+        positions = (lengths + step)[:, None]
+        hidden = model(ids.gather(1, positions), position_ids=positions, cache=cache)
+        for row, length in enumerate((lengths + step).tolist()):
+            torch.testing.assert_close(hidden[row, 0], model(ids[row : row + 1, : length + 1])[0, -1], rtol=0, atol=1e-5)
+
+
+def test_selected_rows_of_a_cache_go_on_alone(models):
+    model, ids = models["qwen3"], input_ids("qwen3")
+    cache = model.new_cache(2, 40)
+    model(ids[:, :10], cache=cache)
+    group = cache.select(torch.tensor([1, 1, 0]))
+    hidden = model(ids[[1, 1, 0], 10:20], cache=group)
+    torch.testing.assert_close(hidden, model(ids[[1, 1, 0], :20])[:, 10:], rtol=0, atol=1e-5)
+    assert (cache.length, group.length, group.max_length) == (10, 20, 40)
+    assert cache.nbytes == 2 * 3 * 2 * 40 * 2 * 32 * 4  # k and v, layers, rows, positions, key heads, head_dim, bytes
+
+
+@pytest.mark.parametrize("name", ["llama", WINDOWED])
+def test_what_follows_a_position_does_not_change_it(models, name):
+    ids, other = input_ids(name), input_ids(name).clone()
+    other[:, 20:] = (other[:, 20:] + 7) % 96
+    assert torch.equal(models[name](ids)[:, :20], models[name](other)[:, :20])
+
+
+def test_a_window_cuts_off_the_past(models):
+    ids, other = input_ids(WINDOWED), input_ids(WINDOWED).clone()
+    other[:, 0] = (other[:, 0] + 7) % 96
+    reach = 3 * (8 - 1)  # three layers, each looking 7 back
+    changed = (models[WINDOWED](ids) != models[WINDOWED](other)).any(-1)
+    assert changed[:, reach].all() and not changed[:, reach + 1 :].any()
+
+
+def test_init_is_a_function_of_seed():
+    cfg = config("qwen2")
+    first, again, other = init(cfg, 1).state_dict(), init(cfg, 1).state_dict(), init(cfg, 2).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(first[name], other[name])
+    assert abs(float(first[name].std()) - cfg.initializer_range) < 1e-3
+    assert not first["model.layers.0.self_attn.q_proj.bias"].any() and (first["model.norm.weight"] == 1).all()
+    assert init(cfg, 1, torch.bfloat16).lm_head.weight.dtype == torch.bfloat16
+
+
+def test_a_tied_head_is_one_parameter():
+    model = init(config("qwen2"), 0)
+    names = [name for name, _ in model.named_parameters()]
+    assert "lm_head.weight" not in names and "lm_head.weight" not in model.state_dict()
+    assert model.output_weight is model.model.embed_tokens.weight
+    twin = copy.deepcopy(model)
+    assert twin.output_weight is twin.model.embed_tokens.weight and twin.output_weight is not model.output_weight
+
+
+def test_bfloat16_keeps_exact_angles():
+    model = init(config("llama3"), 0).to(torch.bfloat16)
+    assert model(input_ids("llama3")).dtype == torch.bfloat16
+    assert torch.equal(model._frequencies, init(config("llama3"), 0)._frequencies)
+
+
+def test_gradients_of_norm_and_rotation():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 3, 8, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(8, dtype=torch.float64, generator=generator, requires_grad=True)
+    cos, sin = angles(torch.arange(5)[None], torch.tensor([1.0, 0.3, 0.1, 0.01]), 1.2, torch.float64)
+    assert torch.autograd.gradcheck(lambda a, b: rms_norm(a, b, 1e-5), (x, weight))
+    assert torch.autograd.gradcheck(lambda a: rotate(a, cos, sin), (x,))
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (8,), weight, 1e-5))
+
+
+def test_rotation_keeps_lengths_and_relative_angles():
+    # RoFormer, section 3.2.2: scores depend on the distance of query and key alone.
+    q, k = torch.randn(1, 1, 1, 16, generator=torch.Generator().manual_seed(0)).expand(1, 9, 1, 16), torch.ones(1, 9, 1, 16)
+    cos, sin = angles(torch.arange(9)[None], 10000.0 ** (-torch.arange(8) / 8), 1.0, torch.float32)
+    rotated_q, rotated_k = rotate(q, cos, sin)[0, :, 0], rotate(k, cos, sin)[0, :, 0]
+    torch.testing.assert_close(rotated_q.norm(dim=-1), q[0, :, 0].norm(dim=-1))
+    scores = rotated_q @ rotated_k.T
+    torch.testing.assert_close(scores[2:, 2:], scores[:-2, :-2], rtol=1e-4, atol=1e-5)
+
+
+def test_forward_impl_is_a_name(models):
+    model, ids = models["llama"], input_ids("llama")
+    assert [pick_forward_impl(), pick_forward_impl(packed=True), pick_forward_impl(cached=True)] == list(FORWARD_IMPLS)
+    assert torch.equal(model(ids), model(ids, forward_impl="sdpa_causal"))
+    with pytest.raises(ModelError, match="'flash' is unknown; known are sdpa_causal"):
+        model(ids, forward_impl="flash")
+    with pytest.raises(ModelError, match="does not fit this call, which wants 'sdpa_causal'"):
+        model(ids, forward_impl="cpu_per_document")
+
+
+def test_lengths_are_checked(models):
+    model = models["llama"]  # max_position_embeddings 128
+    with pytest.raises(ModelError, match="129 tokens is longer than the model's 128"):
+        model(torch.zeros(1, 129, dtype=torch.int64))
+    with pytest.raises(ModelError, match="129 tokens is longer"):
+        model(torch.zeros(1, 200, dtype=torch.int64), cu_seqlens=torch.tensor([0, 71, 200]))
+    model(torch.zeros(1, 200, dtype=torch.int64), cu_seqlens=torch.tensor([0, 100, 200]))
+    with pytest.raises(ModelError, match="max_length 129 is above the model's 128"):
+        model.new_cache(1, 129)
+    model.new_cache(1, 128)
+    models["qwen2_yarn"].new_cache(1, 128), models["llama_linear"].new_cache(1, 512)
+    cache = model.new_cache(1, 10)
+    with pytest.raises(ModelError, match="position 10 is outside a cache of max_length 10"):
+        model(torch.zeros(1, 11, dtype=torch.int64), cache=cache)
+    with pytest.raises(ModelError, match="position 12 is outside a cache of max_length 10"):
+        model(torch.zeros(1, 1, dtype=torch.int64), position_ids=torch.tensor([[12]]), cache=cache)
+
+
+def test_arguments_that_do_not_fit(models):
+    model, ids = models["llama"], input_ids("llama")
+    with pytest.raises(ModelError, match=r"shape \(40,\); it must be \(B, T\)"):
+        model(ids[0])
+    with pytest.raises(ModelError, match="cu_seqlens must rise from 0 to B . T = 80; got"):
+        model(ids, cu_seqlens=torch.tensor([0, 40]))
+    with pytest.raises(ModelError, match="max_seqlen is 30, but cu_seqlens holds a document of 40"):
+        model(ids, cu_seqlens=torch.tensor([0, 40, 80]), max_seqlen=30)
+    with pytest.raises(ModelError, match="2 rows, the cache 3"):
+        model(ids, cache=model.new_cache(3, 40))
+    with pytest.raises(ModelError, match="packed rows have no cache"):
+        model(ids, cache=model.new_cache(2, 40), cu_seqlens=torch.tensor([0, 80]))
+    with pytest.raises(ModelError, match="holds -1; positions start at 0"):
+        model(ids[:, :1], cache=model.new_cache(2, 40), position_ids=torch.tensor([[-1], [0]]))
+    with pytest.raises(ModelError, match="position_ids begin again within a row"):
+        model(ids, position_ids=torch.arange(40).remainder(20)[None])
+
+
+def test_the_default_size_has_the_known_number_of_parameters():
+    cfg = ModelConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 176 + 2 * 64
+    assert sum(parameter.numel() for parameter in init(cfg, 0).parameters()) == 64 * 64 + 2 * layer + 64
