@@ -1,0 +1,99 @@
+"""NativeSampler: prompts are read in batches, all running samples get a token at a time, finished ones leave and waiting ones enter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from align.model import Decoder
+from align.rollout._run import Request, Run
+from align.rollout._sampling import RolloutError, SamplingParams
+from align.rollout._types import Sample
+from align.tokenizer import Tokenizer
+
+
+class NativeSampler:
+    """Samples from a model in this process, reading its parameters in place: what the trainer has just written is what is sampled from.
+
+    The same request (prompt, seed, parameters) gives the same tokens whatever it is batched with, in any order and with any `max_batch`:
+    the noise is a function of
+    (seed, sample index, position, token) alone, and in float32 the logits are equal but for rounding, about 1e-6. A near-tie within that
+    can still go either way.
+    """
+
+    def __init__(self, model: Decoder, *, eos_ids: Sequence[int], max_batch: int = 128) -> None:
+        """eos_ids: tokens that end every sample. max_batch: samples decoded at once; it bounds the key-value cache, not what `generate`
+        accepts.
+
+        Raises:
+            RolloutError: an id outside the vocabulary, max_batch below 1.
+        """
+        if max_batch < 1:
+            raise RolloutError(f"max_batch {max_batch} must be at least 1")
+        self._model, self._max_batch = model, max_batch
+        self._eos_ids = _checked_ids(eos_ids, model.config.vocab_size, "eos_ids")
+        self.weights_version = 0
+        """Recorded in each Sample; whoever changes the weights sets it, to the optimizer step for one."""
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts_ids: Sequence[Sequence[int]],
+        *,
+        n: int = 1,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        stop_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
+        tokenizer: Tokenizer | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Sample]:
+        """n samples for each prompt, prompt by prompt: the samples of prompt i are items i * n to (i + 1) * n - 1.
+
+        n: each prompt is read once for its n samples. max_new_tokens: a sample that reaches it, or the model's window, finishes with
+        "length".
+        temperature, top_p, top_k, min_p: see `SamplingParams`. stop_ids: further tokens that end a sample.
+        stop_strings: a sample ends with the token that completes one of them in its decoded text; they need the tokenizer.
+        seeds: one integer a prompt; sample j of it depends on (seed, j), so a larger n adds samples and changes none. None: drawn from
+        torch's default generator.
+
+        Raises:
+            RolloutError: a parameter out of its range, an empty prompt, an id outside the vocabulary, a prompt that fills the model's
+            window, logits that are not finite.
+        """
+        params = SamplingParams(temperature, top_p, top_k, min_p)
+        for name, value in (("n", n), ("max_new_tokens", max_new_tokens)):
+            if value < 1:
+                raise RolloutError(f"{name} {value} must be at least 1")
+        if stop_strings and tokenizer is None:
+            raise RolloutError("stop_strings were given without a tokenizer; pass tokenizer=")
+        if "" in stop_strings:
+            raise RolloutError("stop_strings holds an empty string, which every text contains; remove it")
+        vocab_size, window = self._model.config.vocab_size, self._model.config.max_length
+        prompts = [_checked_ids(prompt, vocab_size, f"prompt {index}") for index, prompt in enumerate(prompts_ids)]
+        for index, prompt in enumerate(prompts):
+            if not prompt:
+                raise RolloutError(f"prompt {index} is empty; give at least a bos token")
+            if len(prompt) >= window:
+                raise RolloutError(f"prompt {index} has {len(prompt)} tokens; the model's window is {window} with one to sample; cut it")
+        if seeds is None:
+            seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()
+        elif len(seeds) != len(prompts):
+            raise RolloutError(f"{len(seeds)} seeds for {len(prompts)} prompts; give one a prompt")
+        if not prompts:
+            return []
+        requests = [Request(prompt, seed, min(max_new_tokens, window - len(prompt))) for prompt, seed in zip(prompts, seeds, strict=True)]
+        stops = [*self._eos_ids, *_checked_ids(stop_ids, vocab_size, "stop_ids")]
+        run = Run(self._model, requests, n, params, self._max_batch, stops, list(stop_strings), tokenizer)
+        return run.samples(self.weights_version)
+
+
+def _checked_ids(ids: Sequence[int], vocab_size: int, what: str) -> list[int]:
+    out = [int(token) for token in ids]
+    if out and not 0 <= min(out) <= max(out) < vocab_size:
+        wrong = next(token for token in out if not 0 <= token < vocab_size)
+        raise RolloutError(f"{what} holds token id {wrong}; the model's vocabulary is {vocab_size} tokens; use the model's own tokenizer")
+    return out

@@ -1,0 +1,182 @@
+"""One call of generate: continuous batching over the rows of one cache."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from align.model import Decoder, KVCache, Stepper
+from align.rollout._noise import Noise, sample_key
+from align.rollout._sampling import RolloutError, SamplingParams, draw
+from align.rollout._stops import StopStrings
+from align.rollout._types import Sample
+from align.tokenizer import Tokenizer
+
+_PREFILL_TOKENS = 4096  # read at once, padding included; bounds the activations
+
+# Rows of the state matrix, one column for each running sample.
+_TOKEN = 0  # the last token, not yet in the cache
+_POSITION = 1  # its position, counted from the start of the prompt
+_CELL = 2  # where its successor goes in the flat result buffers
+_END = 3  # the cell that must not be written any more
+_KEY = 4  # noise key
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, its seed, and how many tokens a sample of it may have."""
+
+    prompt: list[int]
+    seed: int
+    limit: int
+
+
+class Run:
+    """Rows 0 .. active - 1 of the cache belong to running samples; a finished row is overwritten by the last one."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        requests: list[Request],
+        n: int,
+        params: SamplingParams,
+        max_batch: int,
+        stop_ids: list[int],
+        stop_strings: list[str],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        device, vocab_size = model.output_weight.device, model.config.vocab_size
+        self._model, self._requests, self._n, self._params = model, requests, n, params
+        self._rows = min(max_batch, len(requests) * n)
+        self._cache = model.new_cache(self._rows, max(len(request.prompt) + request.limit for request in requests))
+        self._stepper = Stepper(model, self._cache)
+        self._noise = Noise(self._rows, vocab_size, device)
+        self._stop_table = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self._stop_table[stop_ids] = True
+        self._stop_strings, self._tokenizer = stop_strings, tokenizer
+        self._watchers: list[StopStrings] = []  # one a row where there are stop strings
+        # Results of sample s: cells s * width .. s * width + length - 1.
+        count, self._width = len(requests) * n, max(request.limit for request in requests)
+        self._ids = torch.zeros(count * self._width, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(count * self._width, device=device)
+        self._raw_logprobs = torch.zeros_like(self._logprobs)
+        self._lengths = torch.zeros(count, dtype=torch.int64, device=device)
+        self._stopped = torch.zeros(count, dtype=torch.bool, device=device)
+        self._state = torch.zeros(5, self._rows, dtype=torch.int64, device=device)
+        self._active = 0
+        self._bound = 0  # above the position of every running row
+        # Long prompts first: rows of one prefill are of like length, and the long samples don't run alone at the end.
+        self._waiting = deque(sorted(range(len(requests)), key=lambda index: -len(requests[index].prompt)))
+        self._read: deque[tuple[int, int]] = deque()  # of prompts that are read: (sample without a row, row of the prompt cache)
+        self._prompt_cache: KVCache | None = None
+        self._prompt_logits = torch.empty(0, vocab_size, device=device)
+
+    def samples(self, weights_version: int) -> list[Sample]:
+        """Runs all requests to their ends."""
+        while self._active or self._read or self._waiting:
+            free = self._rows - self._active
+            # A few rows enter together: reading one prompt costs about as much as reading several.
+            if (self._read or self._waiting) and (free >= max(1, self._rows // 8) or not self._active):
+                self._admit(free)
+            if self._active:
+                state = self._state[:, : self._active]
+                hidden = self._stepper(state[_TOKEN], state[_POSITION], self._bound)
+                self._bound += 1
+                self._accept(self._model.lm_head(hidden), 0)
+        return self._collect(weights_version)
+
+    def _admit(self, free: int) -> None:
+        """Gives free rows to waiting samples and draws their first token."""
+        while free and (self._read or self._waiting):
+            if not self._read:
+                self._prefill(-(-free // self._n))
+            entering = [self._read.popleft() for _ in range(min(free, len(self._read)))]
+            first, last = self._active, self._active + len(entering)
+            sources = torch.tensor([row for _, row in entering], device=self._state.device)
+            length = self._prompt_cache.max_length
+            self._cache.k[:, first:last, :length] = self._prompt_cache.k.index_select(1, sources)
+            self._cache.v[:, first:last, :length] = self._prompt_cache.v.index_select(1, sources)
+            columns = []
+            for sample, _ in entering:
+                request = self._requests[sample // self._n]
+                cell = sample * self._width
+                columns.append((0, len(request.prompt) - 1, cell, cell + request.limit, sample_key(request.seed, sample % self._n)))
+                if self._stop_strings:
+                    self._watchers.append(StopStrings(self._stop_strings, self._tokenizer, request.prompt))
+            self._state[:, first:last] = torch.tensor(columns, device=self._state.device).T
+            self._active = last
+            self._accept(self._prompt_logits.index_select(0, sources), first)
+            self._measure()
+            free = self._rows - self._active
+
+    def _prefill(self, count: int) -> None:
+        """Reads the next prompts, padded on the right, into a cache of their own: each once, however many samples it has."""
+        longest = len(self._requests[self._waiting[0]].prompt)
+        indices = [self._waiting.popleft() for _ in range(min(count, len(self._waiting), max(1, _PREFILL_TOKENS // longest)))]
+        device = self._state.device
+        lengths = torch.tensor([len(self._requests[index].prompt) for index in indices], device=device)
+        padded = [self._requests[index].prompt + [0] * (longest - len(self._requests[index].prompt)) for index in indices]
+        self._prompt_cache = self._model.new_cache(len(indices), longest)
+        hidden = self._model(torch.tensor(padded, device=device), cache=self._prompt_cache)  # (P, T, D)
+        self._prompt_logits = self._model.lm_head(hidden[torch.arange(len(indices), device=device), lengths - 1])
+        self._read.extend((index * self._n + j, row) for row, index in enumerate(indices) for j in range(self._n))
+
+    def _accept(self, logits: torch.Tensor, first: int) -> None:
+        """Draws and records the next token of rows first .. active - 1 from their logits (rows, V); rows that are done leave."""
+        state = self._state[:, first : self._active]
+        position, cell = state[_POSITION].add_(1), state[_CELL]
+        noise = self._noise.negative_exponential(state[_KEY], position) if self._params.temperature else None
+        tokens, logprobs, raw_logprobs = draw(logits, self._params, noise)
+        self._ids.index_copy_(0, cell, tokens)
+        self._logprobs.index_copy_(0, cell, logprobs)
+        self._raw_logprobs.index_copy_(0, cell, raw_logprobs)
+        state[_TOKEN] = tokens
+        cell.add_(1)
+        stopped = self._stop_table.index_select(0, tokens)
+        if self._stop_strings:
+            hits = [watcher.push(token) for watcher, token in zip(self._watchers[first:], tokens.tolist(), strict=True)]
+            stopped |= torch.tensor(hits, device=stopped.device)
+        done = stopped | (cell == state[_END])
+        if done.any():
+            self._retire(done, stopped, first)
+            self._measure()
+
+    def _retire(self, done: torch.Tensor, stopped: torch.Tensor, first: int) -> None:
+        """Notes the results of rows that are done, `done` and `stopped` counting from row `first`, and closes the gaps with rows from the
+        end."""
+        cells = self._state[_CELL, first : self._active][done]
+        samples = (cells - 1) // self._width
+        self._lengths[samples] = cells - samples * self._width
+        self._stopped[samples] = stopped[done]
+        gone = torch.zeros(self._active, dtype=torch.bool, device=done.device)
+        gone[first:] = done
+        self._active -= samples.shape[0]
+        holes = gone[: self._active].nonzero().flatten()
+        movers = (~gone[self._active :]).nonzero().flatten() + self._active
+        if holes.shape[0]:
+            self._state[:, holes] = self._state[:, movers]
+            self._cache.k[:, holes] = self._cache.k[:, movers]
+            self._cache.v[:, holes] = self._cache.v[:, movers]
+        if self._stop_strings:
+            for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
+                self._watchers[hole] = self._watchers[mover]
+            del self._watchers[self._active :]
+
+    def _measure(self) -> None:
+        self._bound = int(self._state[_POSITION, : self._active].max()) + 1 if self._active else 0
+
+    def _collect(self, weights_version: int) -> list[Sample]:
+        taken = torch.arange(self._width, device=self._lengths.device) < self._lengths[:, None]  # (samples, width)
+        ids, logprobs, raw = (buffer.view(taken.shape)[taken].tolist() for buffer in (self._ids, self._logprobs, self._raw_logprobs))
+        if not torch.isfinite(self._raw_logprobs).all():
+            bad = int((~torch.isfinite(self._raw_logprobs.view(taken.shape))).any(1).nonzero()[0])
+            raise RolloutError(f"logits are not finite in sample {bad % self._n} of prompt {bad // self._n}; look for NaN in the weights")
+        out, start = [], 0
+        for sample, (length, stopped) in enumerate(zip(self._lengths.tolist(), self._stopped.tolist(), strict=True)):
+            end = start + length
+            reason = "stop" if stopped else "length"
+            prompt = self._requests[sample // self._n].prompt
+            out.append(Sample(prompt, ids[start:end], logprobs[start:end], raw[start:end], reason, weights_version))
+            start = end
+        return out
