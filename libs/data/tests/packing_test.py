@@ -1,7 +1,10 @@
 """Packing: a partition into rows that fit, and a tight one."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
-from align.data import DataError, efficiency, pack
+from align.data import Cursor, DataError, efficiency, pack
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,9 +18,18 @@ def test_every_document_is_in_one_row_and_every_row_fits(lengths, row_length, wi
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=200))
-def test_at_most_eleven_ninths_of_the_optimum(lengths):
-    """Johnson 1973: BFD uses at most 11/9 OPT + 4 bins; OPT is at least the sum over the bin's size."""
-    assert len(pack(lengths, 50)) <= 11 / 9 * len(pack_optimum(lengths, 50)) + 4
+def test_at_most_four_thirds_of_the_optimum(lengths):
+    """A small document opens a row only when all others are over three quarters full; the large ones alone are BFD (Johnson 1973)."""
+    assert len(pack(lengths, 50)) <= 4 / 3 * len(pack_optimum(lengths, 50)) + 4
+
+
+def test_a_row_of_many_documents_is_a_fair_sample():
+    """Rows of some fifty documents: each row's mean length is as far from the mean as chance has it, not the length of its neighbours."""
+    lengths = np.random.default_rng(0).integers(20, 73, 4096)
+    rows = pack(lengths.tolist(), 2048)
+    means = np.array([lengths[row].mean() for row in rows[:-2]])  # the last rows take what is left
+    chance = lengths.std() / np.sqrt(2048 / lengths.mean())
+    assert abs(means - lengths.mean()).max() < 4.5 * chance
 
 
 def pack_optimum(lengths, row_length):
@@ -26,7 +38,7 @@ def pack_optimum(lengths, row_length):
 
 
 def test_the_fullest_row_that_still_takes_it():
-    # 6 and 5 open rows with 4 and 5 free; 4 goes to the first, where it fits exactly, 3 to the second, 2 there too.
+    # 6 and 5 open rows with 4 and 5 free; 4 goes to the first, where it fits exactly, 3 to the second, the short 2 there too.
     assert pack([2, 3, 4, 5, 6], 10) == [[4, 2], [3, 1, 0]]
     assert efficiency([2, 3, 4, 5, 6], pack([2, 3, 4, 5, 6], 10), 10) == 1.0
     assert pack([], 10) == [] and efficiency([], [], 10) == 1.0
@@ -40,3 +52,12 @@ def test_what_does_not_fit_is_refused():
         pack([0], 10)
     with pytest.raises(DataError, match="row_length 0 and window 4096 must be at least 1"):
         pack([1], 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gsm8k_chats_fill_rows_of_2048(seed):
+    lengths = np.load(Path(__file__).parent / "data" / "gsm8k_chat_lengths.npy")
+    order = Cursor(len(lengths), seed=seed, digest="gsm8k").take(len(lengths))
+    shuffled = lengths[order].tolist()
+    assert efficiency(shuffled, pack(shuffled, 2048), 2048) > 0.98
+    assert efficiency(shuffled, pack(shuffled, 2048, window=512), 2048) > 0.97

@@ -1,32 +1,16 @@
 """Optimizer steps from encoded rows: which documents, in which micro-batch, on which rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ._batch import Batch, packed_batch, padded_batch
 from ._cursor import Cursor, permutation
-from ._encode import Example
 from ._errors import DataError
+from ._mixture import Documents, Mixture, MixtureCursor
 from ._packing import pack
-
-
-class Documents(Protocol):
-    """What is loaded: an `Encoded`, or `Shards`."""
-
-    @property
-    def examples(self) -> Sequence[Example]: ...
-
-    @property
-    def lengths(self) -> np.ndarray: ...  # (N,) int64
-
-    @property
-    def trained(self) -> np.ndarray: ...  # (N,) int64
-
-    @property
-    def digest(self) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +60,8 @@ class Loader:
         self._examples = encoded.examples
         self._global_batch, self._micro_batch, self._rank, self._world = global_batch, micro_batch, rank, world
         self._max_length, self._packing, self._pad_id, self._window = max_length, packing, pad_id, window
-        self._cursor = Cursor(len(self._examples), seed=seed, digest=encoded.digest)
+        self._documents, self._seed = encoded, seed
+        self._cursor = self._new_cursor()
         self._start = self._cursor.state_dict()  # where the present window began
         self._rows: list[list[int]] = []  # of the present window
         self._row = 0  # rows of it that were delivered
@@ -130,7 +115,7 @@ class Loader:
                 raise DataError(
                     f"the saved run has {name} {state.get(name)!r}, this one {value!r}: it cannot be resumed exactly; restore {name}"
                 )
-        cursor = Cursor(self._cursor.size, seed=self._cursor.seed, digest=self._cursor.digest)
+        cursor = self._new_cursor()
         cursor.load_state_dict(state.get("cursor") or {})
         before = self._cursor, self._start, self._rows, self._row
         self._cursor, self._rows, self._row = cursor, [], 0
@@ -143,12 +128,17 @@ class Loader:
             raise DataError(f"the saved run stands at row {row!r} of a window that has no such row; use another checkpoint")
         self._row = row
 
+    def _new_cursor(self) -> Cursor | MixtureCursor:
+        if isinstance(self._documents, Mixture):
+            return self._documents.cursor(self._seed)
+        return Cursor(len(self._examples), seed=self._seed, digest=self._documents.digest)
+
     def _open_window(self) -> None:
         self._start = self._cursor.state_dict()
         taken = self._cursor.take(min(self._window, self._cursor.remaining))
         if self._packing:
             rows = pack(self._lengths[taken].tolist(), self._max_length, window=len(taken))
-            # Best fit leaves the long documents first; without a shuffle every window would go from long to short.
+            # Best fit places the long documents first; without a shuffle every window would begin with them.
             key = f"rows:{self._cursor.seed}:{self._cursor.epoch}:{self._cursor.position}:{self._cursor.digest}"
             self._rows = [[taken[index] for index in rows[row]] for row in permutation(len(rows), key)]
         else:
