@@ -8,7 +8,9 @@ from ._encode import Encoded, Example, chat_rows, encode_rows
 from ._errors import DataError
 from ._gsm8k import bundled, gsm8k_rows
 from ._loader import Loader, Step
+from ._mixture import Mixture
 from ._packing import efficiency, pack
+from ._prefetch import Prefetch
 from ._rows import RowSet, read_rows, stream_rows
 from ._shards import Shards, open_shards
 from ._split import split_rows
@@ -20,6 +22,8 @@ __all__ = [
     "Encoded",
     "Example",
     "Loader",
+    "Mixture",
+    "Prefetch",
     "RowSet",
     "Shards",
     "Step",

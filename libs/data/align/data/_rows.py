@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -120,8 +121,8 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
 
 def _parse(line: bytes, place: str) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-        surrogate = b"\\u" in line and _has_surrogate(row)
+        row = _decode(line.decode("utf-8"))
+        surrogate = _SURROGATE.search(line) and _has_surrogate(row)
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: byte {error.start} (0x{line[error.start]:02x}) is not UTF-8; convert the file to UTF-8") from None
     except json.JSONDecodeError as error:
@@ -148,6 +149,11 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON; write null, or leave the field out")
+
+
+# One decoder: json.loads with hooks makes a new one for each line.
+_decode = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant).decode
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _has_surrogate(value: object) -> bool:
