@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from align.objectives import chunked_cross_entropy, normalise, sequence_logprobs, sft_loss
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from align.objectives import chunked_cross_entropy, normalise, sequence_logprobs, sft_loss
 
 
 def problem(rows=(2, 5), width=6, vocabulary=11, *, dtype=torch.float64, seed=0, trained=0.6):

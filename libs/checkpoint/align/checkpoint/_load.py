@@ -52,22 +52,31 @@ class Checkpoint:
         if missing := sorted(set(own) - seen):
             raise CheckpointError(f"{self.path} has no weight {missing[0]} ({len(missing)} missing); it is of another model")
 
+    @property
+    def has_optimizer_state(self) -> bool:
+        """False when somebody removed the optimizer's files."""
+        return self._optimizer_document() is not None
+
     def load_optimizer(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Restores the optimizer's state in the dtypes that it was saved in.
 
         Raises:
             CheckpointError: there is no optimizer state, or it is of other parameters.
         """
-        documents = sorted(self.path.glob("optimizer*.json"))
-        if len(documents) != 1 or not documents[0].with_suffix(".safetensors").exists():
+        path = self._optimizer_document()
+        if path is None:
             raise CheckpointError(
                 f"{self.path} has no optimizer state (optimizer*.json and .safetensors); "
                 "use another checkpoint, or --allow-change optimizer.state to go on with a fresh one"
             )
-        document = _migrated(_read_json(documents[0]), documents[0])
-        with safe_open(documents[0].with_suffix(".safetensors"), framework="pt") as reader:
+        document = _migrated(_read_json(path), path)
+        with safe_open(path.with_suffix(".safetensors"), framework="pt") as reader:
             tensors = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
         optimizer.load_state_dict(unpack(document, tensors, optimizer, model))
+
+    def _optimizer_document(self) -> Path | None:
+        found = sorted(self.path.glob("optimizer*.json"))
+        return found[0] if len(found) == 1 and found[0].with_suffix(".safetensors").exists() else None
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> Checkpoint:

@@ -1,0 +1,124 @@
+"""What a training run can be told. A stage's own configuration inherits TrainerConfig and adds its fields."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from align.train._errors import TrainError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long, and in which portions."""
+
+    max_steps: Annotated[int, "optimizer steps of the whole run; the schedule ends here"] = 100
+    global_batch: Annotated[int, "rows an optimizer step, over all ranks and micro-batches"] = 8
+    micro_batch: Annotated[int, "rows a forward and backward; smaller takes less memory and gives the same gradient"] = 8
+    max_hours: Annotated[float | None, "stop with a checkpoint (exit code 5) after so many hours; none: no limit"] = None
+    threads: Annotated[int, "CPU threads of torch; 0 leaves torch's own choice. 1 is fastest for models below a million parameters"] = 0
+    log_every: Annotated[int, "steps between progress lines where the output is no terminal; history.jsonl has every step"] = 50
+    per_rank_optimizer_state: Annotated[bool, "one optimizer file a rank; false gathers all into one file"] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Which optimizer, how large its steps."""
+
+    name: Annotated[
+        Literal["adamw8bit", "adamw"], "adamw8bit: 8-bit states, 2 bytes a parameter; adamw: fp32 states, fp32 master of bf16 weights"
+    ] = "adamw8bit"
+    lr: Annotated[float, "peak learning rate"] = 3e-4
+    betas: Annotated[tuple[float, float], "decay of the first and second moment"] = (0.9, 0.95)
+    eps: Annotated[float, "added to the root of the second moment"] = 1e-8
+    weight_decay: Annotated[float, "decoupled decay; 1-D parameters (norms, biases) have none"] = 0.01
+    max_grad_norm: Annotated[float | None, "clip the global gradient norm to this; none: no clipping"] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate over the run."""
+
+    name: Annotated[Literal["constant", "linear", "cosine", "wsd"], "shape after the warm-up; wsd: stable, then linear decay"] = "cosine"
+    warmup_steps: Annotated[int, "steps of linear rise, the first of which has lr / warmup_steps; 0: none"] = 0
+    min_lr_ratio: Annotated[float, "floor of linear, cosine and wsd, as a share of lr; the last step has exactly this"] = 0.1
+    decay_steps: Annotated[int | None, "wsd only: steps of decay at the end; none: a fifth of max_steps"] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save, what to keep. The end of a run and a stop always save."""
+
+    every: Annotated[int, "steps between checkpoints; 0: only at the end and at a stop"] = 0
+    keep: Annotated[int, "how many of the newest checkpoints stay"] = 2
+    keep_best: Annotated[str | None, "an eval number, such as accuracy; the checkpoint where it was best stays too"] = None
+    keep_best_mode: Annotated[Literal["max", "min"], "whether the best is the highest or the lowest"] = "max"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation during training."""
+
+    enabled: Annotated[bool, "evaluate at all"] = True
+    every: Annotated[int, "steps between evaluations; 0: none during training"] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """All that the Trainer reads."""
+
+    seed: Annotated[int, "of the order of the data, dropout, stochastic rounding"] = 0
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+
+def validate(config: TrainerConfig) -> None:
+    """Refuses values that no run can have.
+
+    Raises:
+        TrainError: names the field.
+    """
+    train, optimizer, schedule, keep = config.train, config.optimizer, config.schedule, config.checkpoint
+    for name, value, least in (
+        ("train.max_steps", train.max_steps, 1),
+        ("train.global_batch", train.global_batch, 1),
+        ("train.micro_batch", train.micro_batch, 1),
+        ("train.threads", train.threads, 0),
+        ("train.log_every", train.log_every, 1),
+        ("schedule.warmup_steps", schedule.warmup_steps, 0),
+        ("checkpoint.every", keep.every, 0),
+        ("checkpoint.keep", keep.keep, 1),
+        ("eval.every", config.eval.every, 0),
+    ):
+        if value < least:
+            raise TrainError(f"{name} is {value}; it must be at least {least}")
+    for name, number, fits, range_ in (
+        ("optimizer.lr", optimizer.lr, 0 < optimizer.lr < float("inf"), "above 0"),
+        ("optimizer.eps", optimizer.eps, optimizer.eps > 0, "above 0"),
+        ("optimizer.weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0, "at least 0"),
+        ("optimizer.betas", optimizer.betas, all(0 <= beta < 1 for beta in optimizer.betas), "two numbers from 0 to below 1"),
+        ("optimizer.max_grad_norm", optimizer.max_grad_norm, optimizer.max_grad_norm is None or optimizer.max_grad_norm > 0,
+         "above 0, or none for no clipping"),
+        ("schedule.min_lr_ratio", schedule.min_lr_ratio, 0 <= schedule.min_lr_ratio <= 1, "from 0 to 1"),
+        ("train.max_hours", train.max_hours, train.max_hours is None or train.max_hours > 0, "above 0, or none for no limit"),
+    ):  # fmt: skip
+        if not fits:
+            raise TrainError(f"{name} is {number}; it must be {range_}")
+    _validate_schedule(schedule, train.max_steps)
+
+
+def _validate_schedule(schedule: ScheduleConfig, max_steps: int) -> None:
+    if schedule.decay_steps is not None:
+        if schedule.name != "wsd":
+            raise TrainError(
+                f"schedule.decay_steps is {schedule.decay_steps}, but only wsd has a decay phase; schedule.name is {schedule.name}"
+            )
+        if schedule.decay_steps < 0:
+            raise TrainError(f"schedule.decay_steps is {schedule.decay_steps}; it must be at least 0")
+    taken = schedule.warmup_steps + (schedule.decay_steps or 0)
+    if taken > max_steps:
+        raise TrainError(
+            f"schedule.warmup_steps {schedule.warmup_steps} + decay_steps {schedule.decay_steps or 0} is more than "
+            f"train.max_steps {max_steps}; lower them or train longer"
+        )
