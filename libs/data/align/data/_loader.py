@@ -28,7 +28,7 @@ class Loader:
     """Steps of `global_batch` rows, over all ranks, in an order that is a function of (seed, epoch, digest) alone.
 
     packing=False: a row is one document, padded to the longest of its micro-batch; a document may have at most max_length tokens.
-    packing=True: a row is max_length positions holding whole documents, best fit decreasing inside each window of the shuffled order, the
+    packing=True: a row is max_length positions holding whole documents, `pack`ed inside each window of the shuffled order, the
     window's rows shuffled again. Every document is seen exactly once an epoch; a step may begin in one epoch and end in the next.
 
     Of a step's rows, rank r works on the r-th block of global_batch / world. State is the same on every rank and counts what was

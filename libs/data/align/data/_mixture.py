@@ -44,7 +44,7 @@ class Mixture:
             raise DataError(f"the mixture has sources {names[0]} but weights for {names[1]}; name the same")
         for name, weight in weights.items():
             if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight > 0):
-                raise DataError(f"the weight of {name} is {weight!r}; it must be a positive number: leave a source out rather than give it 0")
+                raise DataError(f"the weight of {name} is {weight!r}; it must be a positive number: to give it 0, leave it out")
         if by not in ("tokens", "documents"):
             raise DataError(f"by {by!r} is not known; a mixture counts by tokens or documents")
         self.sources, self.weights, self.by = dict(sources), {name: float(weights[name]) for name in sources}, by
@@ -95,8 +95,8 @@ class MixtureCursor:
         for name in ("digest", "seed"):
             if state.get(name) != getattr(self, name):
                 raise DataError(
-                    f"the saved mixture has {name} {state.get(name)!r}, this one {getattr(self, name)!r}: sources, weights or order changed, "
-                    f"so nothing can be resumed exactly; restore them, or start a new run"
+                    f"the saved mixture has {name} {state.get(name)!r}, this one {getattr(self, name)!r}: sources, weights or order changed: "
+                    f"nothing can be resumed exactly; restore them, or start anew"
                 )
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["sources"][name])
