@@ -1,0 +1,159 @@
+"""Accuracy on rows with answers: sample, judge, count."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from align.evals._items import EvalError, Item, problem_scores
+from align.evals._statistics import Estimate, mean_interval, pass_at_k
+from align.tokenizer import Tokenizer
+from align.verify import extract, grade
+
+
+class _Sample(Protocol):
+    ids: list[int]
+    finish_reason: str
+
+
+class _Sampler(Protocol):
+    """What is asked of a sampler; `align.rollout.Sampler` has it."""
+
+    def generate(
+        self, prompts_ids: Sequence[Sequence[int]], *, n: int, max_new_tokens: int, temperature: float, seeds: Sequence[int]
+    ) -> Sequence[_Sample]: ...
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """accuracy: the mean over problems of the share of right samples. by_group: the same for each group, in order of appearance.
+
+    items: every sample, problem by problem. Problems whose gold the verifier can't read count nowhere (`unreadable` of them).
+    """
+
+    accuracy: float
+    by_group: dict[str, float]
+    items: list[Item]
+
+    @property
+    def counts(self) -> list[tuple[int, int]]:
+        """(samples, right ones) of each judged problem."""
+        return list(problem_scores(self.items).values())
+
+    @property
+    def unreadable(self) -> int:
+        return len({item.problem for item in self.items if item.correct is None})
+
+    @property
+    def truncated(self) -> float:
+        """Share of samples that were cut off by a limit."""
+        return sum(item.finish_reason == "length" for item in self.items) / len(self.items)
+
+    @property
+    def mean_tokens(self) -> float:
+        return sum(item.tokens for item in self.items) / len(self.items)
+
+    @cached_property
+    def interval(self) -> Estimate:
+        """The accuracy with its 95 % bootstrap interval over problems."""
+        return mean_interval([right / samples for samples, right in self.counts])
+
+    def pass_at_k(self, k: int) -> Estimate:
+        """Unbiased pass@k with its 95 % interval; k at most the number of samples."""
+        return pass_at_k(self.counts, k)
+
+
+def encode_prompt(tokenizer: Tokenizer, row: dict[str, Any]) -> list[int]:
+    """The ids a model is asked with: the row's `messages` in the chat template, opened for the answer; else its `prompt` after the bos, if
+    the tokenizer's own rule puts one in front of a text, once. The same as in front of a trained completion.
+    """
+    if "messages" in row:
+        return list(tokenizer.render_chat(row["messages"], add_generation_prompt=True).ids)
+    bos = [token for token in tokenizer.encode("", add_special_tokens=True) if token != tokenizer.eos_id]
+    ids = tokenizer.encode(row["prompt"])
+    return ids if ids[: len(bos)] == bos else bos + ids
+
+
+def accuracy(
+    sampler: _Sampler,
+    tokenizer: Tokenizer,
+    rows: Sequence[dict[str, Any]],
+    *,
+    samples: int = 1,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int = 0,
+    mode: str = "marked",
+    group: str = "level",
+    encode: Callable[[Tokenizer, dict[str, Any]], list[int]] = encode_prompt,
+    chunk: int = 256,
+    progress: Callable[[int, int], None] | None = None,
+) -> EvalResult:
+    """Asks every row `samples` times and judges the outputs by `align.verify.grade`.
+
+    rows: with `prompt` (or `messages`) and `answer`; their field `group`, where they have it, names what `by_group` counts by.
+    temperature: 0 is greedy, once is then enough. seed: row i is asked with a seed made of (seed, i), so that fewer rows sample the same.
+    mode: "marked" wants an explicit answer, "final" takes the last number where there is none. encode: row to prompt ids.
+    chunk, progress: after every `chunk` rows progress(rows done, rows) is called, to show that the evaluation lives.
+
+    Raises:
+        EvalError: no rows, a row without prompt or answer, samples below 1, several greedy samples.
+    """
+    if not rows:
+        raise EvalError("no rows to evaluate; look at the file and at what was filtered out")
+    if samples < 1:
+        raise EvalError(f"samples {samples} must be at least 1")
+    if temperature == 0 and samples > 1:
+        raise EvalError(f"samples {samples} at temperature 0 would all be alike; take samples 1 or a temperature above 0")
+    for index, row in enumerate(rows):
+        if ("prompt" not in row and "messages" not in row) or not isinstance(row.get("answer"), str):
+            raise EvalError(f"row {index} has no prompt (or messages) or no answer as text: {sorted(row)}")
+    items: list[Item] = []
+    for start in range(0, len(rows), chunk):
+        part = rows[start : start + chunk]
+        outputs = sampler.generate(
+            [encode(tokenizer, row) for row in part],
+            n=samples,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seeds=[(seed << 32) + start + index for index in range(len(part))],
+        )
+        for index, output in enumerate(outputs):
+            row = part[index // samples]
+            items.append(_judged(row, start + index // samples, index % samples, output, tokenizer, mode, group))
+        if progress:
+            progress(start + len(part), len(rows))
+    return _summarise(items)
+
+
+def _summarise(items: Sequence[Item]) -> EvalResult:
+    """The result of these items."""
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        if item.group is not None:
+            groups.setdefault(item.group, []).append(item)
+    return EvalResult(_mean(items), {name: _mean(members) for name, members in groups.items()}, list(items))
+
+
+def _mean(items: Sequence[Item]) -> float:
+    """Mean over problems of the share of right samples; NaN where none could be judged."""
+    scores = problem_scores(items).values()
+    return sum(right / samples for samples, right in scores) / len(scores) if scores else float("nan")
+
+
+def _judged(row: dict[str, Any], problem: int, sample: int, output: _Sample, tokenizer: Tokenizer, mode: str, group: str) -> Item:
+    text = tokenizer.decode(output.ids, skip_special=True)
+    verdict, found = grade(row["answer"], text, mode=mode), extract(text, mode=mode)
+    return Item(
+        problem=problem,
+        sample=sample,
+        group=str(row[group]) if row.get(group) is not None else None,
+        prompt=row["prompt"] if "prompt" in row else "\n".join(f"{message['role']}: {message['content']}" for message in row["messages"]),
+        gold=row["answer"],
+        output=text,
+        answer=found.answer if found else None,
+        correct=verdict.correct,
+        reason=verdict.reason,
+        tokens=len(output.ids),
+        finish_reason=output.finish_reason,
+    )
