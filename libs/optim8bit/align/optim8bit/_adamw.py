@@ -34,6 +34,7 @@ class AdamW8bit(torch.optim.Optimizer):
     max_grad_norm: clip the global gradient norm to this inside the step; None does not clip.
     stochastic_rounding: round bf16 parameters stochastically; the noise is a function of seed, name, applied step and index.
     backend: "torch" is the reference, "triton" the fused kernel, "auto" Triton for CUDA parameters.
+    ieee: make the Triton backend use IEEE division and square root and no contraction: the torch backend's bits, but slower.
     on_nonfinite: "skip" leaves parameters and state as they are, on every rank alike, and counts in `.skipped`; "raise" raises
     NonFiniteGradient.
 
@@ -55,6 +56,7 @@ class AdamW8bit(torch.optim.Optimizer):
         stochastic_rounding: bool = True,
         backend: Literal["auto", "triton", "torch"] = "auto",
         seed: int = 0,
+        ieee: bool = False,
         on_nonfinite: Literal["skip", "raise"] = "skip",
     ):
         quant.check_block_size(block_size)
@@ -65,8 +67,8 @@ class AdamW8bit(torch.optim.Optimizer):
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise OptimizerError(f"max_grad_norm {max_grad_norm!r} is not above 0; None turns clipping off")
         self.block_size, self.min_8bit_elems, self.max_grad_norm = block_size, int(min_8bit_elems), max_grad_norm
-        self.stochastic_rounding, self.seed, self.on_nonfinite = bool(stochastic_rounding), int(seed), on_nonfinite
-        self.skipped = 0
+        self.stochastic_rounding, self.seed, self.ieee = bool(stochastic_rounding), int(seed), bool(ieee)
+        self.on_nonfinite, self.skipped = on_nonfinite, 0
         self._backend = backend
         self._buckets: list[Bucket] = []
         self._members: dict[str, tuple[Bucket, Member]] = {}
@@ -163,6 +165,7 @@ class AdamW8bit(torch.optim.Optimizer):
             grad_scale=scale,
             stochastic=self.stochastic_rounding,
             words=_noise.step_words(self.seed, t),
+            ieee=self.ieee,
         )
 
     def _global_norm(self, live: list[Live]) -> float:

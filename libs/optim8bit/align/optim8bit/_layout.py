@@ -45,7 +45,8 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
 
 def local(tensor: Any) -> torch.Tensor:
     """This rank's part, sharing memory."""
-    return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
+    part: torch.Tensor = tensor.to_local() if is_dtensor(tensor) else tensor.detach()
+    return part
 
 
 def placement_of(name: str, param: Any) -> tuple[int, int, Groups]:

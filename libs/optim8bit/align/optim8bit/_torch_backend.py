@@ -27,6 +27,7 @@ class Hyper:
     grad_scale: float
     stochastic: bool
     words: tuple[int, int]  # of (seed, t)
+    ieee: bool  # for the Triton backend
 
     @property
     def one_minus_beta1(self) -> float:
@@ -140,6 +141,11 @@ def _store(bucket: Bucket, key: str, signed: bool, run: Run, value: torch.Tensor
     bucket.state[f"{key}_absmax"][run.offset // block : (run.offset + run.count) // block] = absmax
 
 
+def _sqrt(v: torch.Tensor) -> torch.Tensor:
+    """Correctly rounded. On the CPU torch takes MKL's fp32 function, which is not; rounding the float64 root is."""
+    return v.double().sqrt_().float() if v.device.type == "cpu" else v.sqrt()
+
+
 def update(bucket: Bucket, members: list[Member], grads: list[torch.Tensor], hyper: Hyper) -> None:
     """One AdamW step of `members` (all of `bucket`, same step count) with their local gradients."""
     names = ("plan", tuple(m.offset for m in members))
@@ -154,7 +160,7 @@ def update(bucket: Bucket, members: list[Member], grads: list[torch.Tensor], hyp
         m, v = _decoded(bucket, "m", True, run), _decoded(bucket, "v", False, run)
         m.mul_(hyper.beta1).add_(g * hyper.one_minus_beta1)
         v.mul_(hyper.beta2).add_((g * hyper.one_minus_beta2).mul_(g))
-        denominator = v.sqrt().mul_(hyper.root_bias2).add_(hyper.eps)
+        denominator = _sqrt(v).mul_(hyper.root_bias2).add_(hyper.eps)
         p.mul_(hyper.decay).sub_((m / denominator).mul_(hyper.step_size))
         _store(bucket, "m", True, run, m)
         _store(bucket, "v", False, run, v)

@@ -1,0 +1,218 @@
+"""The fused Triton kernels. Importing this module imports triton; `_triton_backend` does so at first use.
+
+One program steps one chunk: CHUNK elements that lie one after another in one parameter, a whole number of quantiser blocks. Which
+parameter a program works on comes from `chunk_member` (program -> row of `records`); a record holds int64 words, see MEMBER_WORDS.
+
+IEEE=True uses IEEE division and square root in the order of `_torch_backend.update` and must be launched with
+enable_fp_fusion=False: then both give the same bits. IEEE=False folds constants, contracts and uses the hardware's approximate
+square root and reciprocal (relative error 2**-22). Triton's interpreter has no inline PTX and runs IEEE=True only.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+# Words of a record: addresses of the local parameter and gradient, first program of the member, state offset in chunks less that
+# program, local elements, the two name words, flat index in the full parameter of the first local element.
+MEMBER_WORDS = 8
+
+TINY = tl.constexpr(2.0**-126)
+WEYL, MIX1, MIX2 = tl.constexpr(0x9E3779B1), tl.constexpr(0x7FEB352D), tl.constexpr(0x846CA68B)
+
+
+@triton.jit
+def _sqrt(x):
+    return tl.inline_asm_elementwise("sqrt.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _reciprocal(x):
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _pair_words(pair, key0, key1):
+    """`_noise.pair_words` on uint32."""
+    x = pair * WEYL + key0
+    x = (x ^ (x >> 16)) * MIX1 + key1
+    x = (x ^ (x >> 15)) * MIX2
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _code(ordered, table, SHIFT: tl.constexpr):
+    """The code of a value whose bits, made monotone, are `ordered` (int32); `table` points at the entry of +0."""
+    entry = tl.load(table + (ordered >> SHIFT)).to(tl.uint32, bitcast=True)
+    inside = ordered.to(tl.uint32, bitcast=True) << 8
+    return ((entry & 255) + (inside > entry).to(tl.uint32)).to(tl.uint8)
+
+
+@triton.jit
+def _decode(codes, values, SHARED: tl.constexpr):
+    if SHARED:
+        return tl.gather(tl.load(values + tl.arange(0, 256)), codes, 0)
+    return tl.load(values + codes)
+
+
+@triton.jit
+def _scales(largest, unit, IEEE: tl.constexpr):
+    """`quant.scales` of blocks whose largest magnitude is largest * unit: (absmax as stored, reciprocal of `largest`)."""
+    absmax = largest * unit
+    absmax = tl.where(absmax < TINY, 0.0, absmax)
+    divisor = tl.where(absmax > 0, largest, 1.0)
+    reciprocal = tl.div_rn(1.0, divisor) if IEEE else _reciprocal(divisor)
+    return absmax, tl.where(absmax > 0, reciprocal, 0.0)
+
+
+@triton.jit
+def _key(name_word, step_word):
+    return (name_word.to(tl.int32) ^ step_word).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _to_bf16(p, bits, STOCHASTIC: tl.constexpr):
+    """By integers, so that the interpreter rounds as the GPU does; `bits` is the noise, int32 in [0, 65536)."""
+    word = p.to(tl.int32, bitcast=True)
+    if STOCHASTIC:
+        word = word + bits
+    else:
+        word = word + 0x7FFF + ((word >> 16) & 1)
+    return (word & -65536).to(tl.float32, bitcast=True).to(tl.bfloat16)
+
+
+# Codes are touched 8 at a time, as bf16 values are (16 bytes): one layout for all, no exchange through shared memory.
+@triton.jit(do_not_specialize=["key0", "key1"], do_not_specialize_on_alignment=["m_codes", "v_codes"])
+def adam8(
+    chunk_member, records, m_codes, v_codes, m_absmax, v_absmax, m_map, v_map, m_table, v_table,
+    grad_scale, m_keep, m_new, v_keep, v_new, m_unit, v_unit, root, eps, decay, rate, key0, key1,
+    M_SHIFT: tl.constexpr, V_SHIFT: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PARAM: tl.constexpr, GRAD: tl.constexpr,
+    STOCHASTIC: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, SHARED_MAPS: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
+    """One step of one chunk with 8-bit states; the scalars come from `_triton_backend.scalars`.
+
+    EVEN: every member is a multiple of CHUNK. ALIGN: bytes that all addresses divide by. SHARED_MAPS: decode through shared memory.
+    """
+    BLOCKS: tl.constexpr = CHUNK // BLOCK
+    program = tl.program_id(0)
+    record = records + tl.load(chunk_member + program).to(tl.int32) * 8
+    base = (program - tl.load(record + 2)) * CHUNK
+    slot = program + tl.load(record + 3)
+    lane = tl.arange(0, CHUNK)
+    params = tl.multiple_of(tl.load(record).to(tl.pointer_type(PARAM)) + base, ALIGN) + lane
+    grads = tl.multiple_of(tl.load(record + 1).to(tl.pointer_type(GRAD)) + base, ALIGN) + lane
+    m_code = tl.multiple_of(m_codes + slot * CHUNK, 8) + lane
+    v_code = tl.multiple_of(v_codes + slot * CHUNK, 8) + lane
+    if EVEN:
+        g = tl.load(grads).to(tl.float32)
+        p = tl.load(params).to(tl.float32)
+    else:
+        left = (tl.load(record + 4) - base) // 64 * 64  # whole vectors are in or out
+        g = tl.load(grads, mask=lane < left, other=0.0).to(tl.float32)
+        p = tl.load(params, mask=lane < left, other=0.0).to(tl.float32)
+    m = _decode(tl.load(m_code).to(tl.int32), m_map, SHARED_MAPS)
+    v = _decode(tl.load(v_code).to(tl.int32), v_map, SHARED_MAPS)
+    block = slot * BLOCKS + tl.arange(0, BLOCKS)
+    m_scale = tl.load(m_absmax + block)
+    v_scale = tl.load(v_absmax + block)
+    m = tl.reshape(m, (BLOCKS, BLOCK))
+    v = tl.reshape(v, (BLOCKS, BLOCK))
+    if IEEE:
+        g = g * grad_scale
+        m = tl.reshape(m * m_scale[:, None], (CHUNK,)) * m_keep + g * m_new
+        v = tl.reshape(v * v_scale[:, None], (CHUNK,)) * v_keep + (g * v_new) * g
+        p = p * decay - tl.div_rn(m, tl.sqrt_rn(v) * root + eps) * rate
+    else:  # in units of m_unit and v_unit, which spares a multiplication each
+        m = tl.reshape(m * (m_scale * m_keep)[:, None], (CHUNK,)) + g
+        v = tl.reshape(v * (v_scale * v_keep)[:, None], (CHUNK,)) + g * g
+        p = p * decay - (m * _reciprocal(_sqrt(v) * root + eps)) * rate
+
+    if tl.bfloat16 == PARAM:
+        bits = tl.zeros((CHUNK,), tl.int32)
+        if STOCHASTIC:
+            names = tl.load(record + 5)
+            pair = ((tl.load(record + 6) + base) >> 1).to(tl.uint32) + tl.arange(0, CHUNK // 2).to(tl.uint32)
+            words = _pair_words(pair, _key(names, key0), _key(names >> 32, key1))
+            bits = tl.interleave((words & 0xFFFF).to(tl.int32), (words >> 16).to(tl.int32))
+        p = _to_bf16(p, bits, STOCHASTIC)
+    if EVEN:
+        tl.store(params, p)
+    else:
+        tl.store(params, p, mask=lane < left)
+
+    m = tl.reshape(m, (BLOCKS, BLOCK))
+    v = tl.reshape(v, (BLOCKS, BLOCK))
+    m_scale, m_inverse = _scales(tl.max(tl.abs(m), 1), m_unit, IEEE)
+    v_scale, v_inverse = _scales(tl.max(v, 1), v_unit, IEEE)
+    tl.store(m_absmax + block, m_scale)
+    tl.store(v_absmax + block, v_scale)
+    m_bits = tl.reshape(m * m_inverse[:, None], (CHUNK,)).to(tl.int32, bitcast=True)
+    v_bits = tl.reshape(v * v_inverse[:, None], (CHUNK,)).to(tl.int32, bitcast=True)
+    tl.store(m_code, _code(m_bits ^ ((m_bits >> 31) & 0x7FFFFFFF), m_table, M_SHIFT))
+    tl.store(v_code, _code(v_bits, v_table, V_SHIFT))
+
+
+@triton.jit(do_not_specialize=["key0", "key1"])
+def adam32(
+    chunk_member, records, m_state, v_state,
+    grad_scale, m_keep, m_new, v_keep, v_new, root, eps, decay, rate, key0, key1,
+    CHUNK: tl.constexpr, PARAM: tl.constexpr, GRAD: tl.constexpr, STOCHASTIC: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
+    """One step of one chunk with fp32 states: parameters of any size, starting at any index."""
+    program = tl.program_id(0)
+    record = records + tl.load(chunk_member + program).to(tl.int32) * 8
+    base = (program - tl.load(record + 2)) * CHUNK
+    lane = tl.arange(0, CHUNK)
+    here = lane < tl.load(record + 4) - base
+    params = tl.load(record).to(tl.pointer_type(PARAM)) + base + lane
+    grads = tl.load(record + 1).to(tl.pointer_type(GRAD)) + base + lane
+    state = (program + tl.load(record + 3)) * CHUNK + lane
+    g = tl.load(grads, mask=here, other=0.0).to(tl.float32) * grad_scale
+    p = tl.load(params, mask=here, other=0.0).to(tl.float32)
+    m = tl.load(m_state + state) * m_keep + g * m_new
+    v = tl.load(v_state + state) * v_keep + (g * v_new) * g
+    tl.store(m_state + state, m)
+    tl.store(v_state + state, v)
+    if IEEE:
+        p = p * decay - tl.div_rn(m, tl.sqrt_rn(v) * root + eps) * rate
+    else:
+        p = p * decay - (m * _reciprocal(_sqrt(v) * root + eps)) * rate
+    if tl.bfloat16 == PARAM:
+        bits = tl.zeros((CHUNK,), tl.int32)
+        if STOCHASTIC:
+            names = tl.load(record + 5)
+            index = (tl.load(record + 6) + base + lane).to(tl.uint32)
+            words = _pair_words(index >> 1, _key(names, key0), _key(names >> 32, key1))
+            bits = ((words >> ((index & 1) * 16)) & 0xFFFF).to(tl.int32)
+        p = _to_bf16(p, bits, STOCHASTIC)
+    tl.store(params, p, mask=here)
+
+
+@triton.jit
+def square_sums(
+    chunk_member,
+    records,
+    sums,
+    chunks,
+    CHUNK: tl.constexpr,
+    UNROLL: tl.constexpr,
+    GRAD: tl.constexpr,
+    EVEN: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """First stage of the norm: program i writes the sum of squares of chunks [i * UNROLL, (i + 1) * UNROLL), fp32, no atomics."""
+    program = tl.program_id(0)
+    lane = tl.arange(0, CHUNK)
+    total = tl.zeros((CHUNK,), tl.float32)
+    for i in tl.static_range(UNROLL):
+        chunk = program * UNROLL + i
+        live = chunk < chunks
+        record = records + tl.load(chunk_member + chunk, mask=live, other=0).to(tl.int32) * 8
+        base = (chunk - tl.load(record + 2)) * CHUNK
+        grads = tl.multiple_of(tl.load(record + 1).to(tl.pointer_type(GRAD)) + base, ALIGN) + lane
+        if EVEN:
+            g = tl.load(grads, mask=live & (lane >= 0), other=0.0).to(tl.float32)
+        else:
+            g = tl.load(grads, mask=live & (lane < tl.load(record + 4) - base), other=0.0).to(tl.float32)
+        total += g * g
+    tl.store(sums + program, tl.sum(total, 0))
