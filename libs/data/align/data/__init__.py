@@ -9,6 +9,7 @@ from ._errors import DataError
 from ._gsm8k import bundled, gsm8k_rows
 from ._loader import Loader, Step
 from ._mixture import Mixture
+from ._overlap import Decontaminated, Deduped, Hit, decontaminate, dedupe_rows
 from ._packing import efficiency, pack
 from ._prefetch import Prefetch
 from ._rows import RowSet, read_rows, stream_rows
@@ -19,8 +20,11 @@ __all__ = [
     "Batch",
     "Cursor",
     "DataError",
+    "Decontaminated",
+    "Deduped",
     "Encoded",
     "Example",
+    "Hit",
     "Loader",
     "Mixture",
     "Prefetch",
@@ -34,6 +38,8 @@ __all__ = [
     "build_shards",
     "bundled",
     "chat_rows",
+    "decontaminate",
+    "dedupe_rows",
     "efficiency",
     "encode_rows",
     "gsm8k_rows",

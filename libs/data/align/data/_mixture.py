@@ -95,7 +95,7 @@ class MixtureCursor:
         for name in ("digest", "seed"):
             if state.get(name) != getattr(self, name):
                 raise DataError(
-                    f"the saved mixture has {name} {state.get(name)!r}, this one {getattr(self, name)!r}: sources, weights or order changed: "
+                    f"the saved mixture has {name} {state.get(name)!r}, not {getattr(self, name)!r}: sources, weights or order changed, "
                     f"nothing can be resumed exactly; restore them, or start anew"
                 )
         for name, cursor in zip(self._names, self._cursors, strict=True):
