@@ -1,0 +1,176 @@
+"""What the stages share besides the libraries: how a configuration names a model, rows and an evaluation, and how a stage ends."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+from align.config import ConfigError, Invocation, caller_path, parse_cli, workspace_root
+from align.data import arithmetic_rows, bundled, gsm8k_rows, read_rows
+from align.evals import EvalResult, accuracy
+from align.guard import Projection, Refused, RunShape, preflight, project, read_host
+from align.model import Decoder, ModelConfig, init, load
+from align.rollout import NativeSampler
+from align.tokenizer import Tokenizer, resolve_tokenizer
+
+T = TypeVar("T")
+REPOSITORY = Path(__file__).absolute().parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSection:
+    """Which model."""
+
+    path: Annotated[Path, "directory in HF layout: config.json, tokenizer files and, unless from_scratch, weights"]
+    from_scratch: Annotated[bool, "initialise the weights from the seed; path then needs no weights"] = False
+    tokenizer: Annotated[str | None, "directory or vendored name of the tokenizer, where path has none"] = None
+    dtype: Annotated[Literal["float32", "bfloat16"], "of the weights in memory and in checkpoints"] = "float32"
+    device: Annotated[Literal["auto", "cpu", "cuda"], "auto: cuda where there is one and the model is not tiny"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeSection:
+    """Problems with answers, which the model is judged on by align.verify."""
+
+    source: Annotated[str, "arithmetic (held-out problems), gsm8k_test, or a JSONL file of {prompt, answer}"] = "arithmetic"
+    problems: Annotated[int, "how many; arithmetic: in equal parts of 1, 2 and 3 operations; 0: none"] = 600
+    samples: Annotated[int, "answers a problem"] = 1
+    temperature: Annotated[float, "of the sampling; 0 is greedy"] = 0.0
+    max_new_tokens: Annotated[int, "longest answer"] = 64
+    batch: Annotated[int, "answers made at once"] = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardSection:
+    """What is checked before a run starts."""
+
+    mem_floor_gb: Annotated[float | None, "host memory that must stay free, GiB; none: 20 % of it, at most 45"] = None
+    ignore: Annotated[list[str], "checks that may fail: host_memory, device_memory, disk, load, disk_queue"] = field(default_factory=list)
+
+
+def find(path: str | Path) -> Path:
+    """A path of a configuration: absolute, or relative to the caller, else to the workspace, else to this repository's own files."""
+    candidates = [caller_path(path), workspace_root() / path, REPOSITORY / path]
+    return next((candidate for candidate in candidates if candidate.exists()), candidates[0])
+
+
+def model_directory(path: Path) -> Path:
+    """The directory of a model, or of the newest checkpoint when a run directory is named. Raises ConfigError saying what is expected."""
+    directory = find(path)
+    if (directory / "checkpoints").is_dir() and not (directory / "config.json").exists():
+        steps = sorted(directory.glob("checkpoints/step-*"))
+        if steps:
+            return steps[-1]
+    if not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"model.path {path}: there is no config.json in {directory}; expected is a directory in HF layout with config.json, *.safetensors and "
+            "tokenizer.json, or a run directory with checkpoints. Real weights: ./bazelw run //tools:fetch_weights -- smollm2-135m-instruct"
+        )
+    return directory
+
+
+def load_tokenizer(section: ModelSection, directory: Path | None) -> Tokenizer:
+    """The section's own choice, else the directory's (None: where section.path would be)."""
+    if section.tokenizer is None:
+        return resolve_tokenizer(directory or find(section.path))
+    own = find(section.tokenizer)
+    return resolve_tokenizer(own if own.exists() else section.tokenizer)
+
+
+def check_vocabulary(tokenizer: Tokenizer, config: ModelConfig, section: ModelSection) -> None:
+    """Raises ConfigError when the tokenizer has ids that the model has no row for."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, the model {section.path} a vocabulary of {config.vocab_size}; "
+            "they do not belong together: set model.tokenizer to the model's own"
+        )
+
+
+def pick_device(section: ModelSection, config: ModelConfig) -> torch.device:
+    if section.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("model.device is cuda, but torch sees no CUDA device here; use model.device=cpu")
+    if section.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() and config.hidden_size >= 256 else "cpu")
+    return torch.device(section.device)
+
+
+def build_model(section: ModelSection, directory: Path, config: ModelConfig, seed: int, device: torch.device) -> Decoder:
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[section.dtype]
+    if section.from_scratch:
+        return init(config, seed, dtype).to(device)
+    return load(directory, dtype=dtype, device=str(device))
+
+
+def project_run(config: ModelConfig, *, device: torch.device, weight_bytes: int, **run: Any) -> Projection:
+    """The memory that a run would take; `run` are fields of RunShape. Builds no weights."""
+    with torch.device("meta"):
+        shapes = [tuple(parameter.shape) for parameter in Decoder(config).parameters()]
+    return project(RunShape.of(
+        shapes, layers=config.num_hidden_layers, hidden=config.hidden_size, intermediate=config.intermediate_size,
+        heads=config.num_attention_heads, kv_heads=config.num_key_value_heads, head_dim=config.head_dim, vocabulary=config.vocab_size,
+        tied=config.tie_word_embeddings, device=device.type, weight_bytes=weight_bytes, **run,
+    ))  # fmt: skip
+
+
+def check_fit(projection: Projection, section: GuardSection, folder: Path) -> list[str]:
+    """Compares a projection with this machine; returns the checks that failed and were let pass. Raises align.guard.Refused."""
+    host = read_host(folder)
+    device = torch.cuda.mem_get_info()[0] / 2**30 if projection.shape.device == "cuda" else None
+    small = projection.peak_gb < host.total_host_gb / 8  # such a run disturbs nobody, and a busy machine only slows it down
+    try:
+        return preflight(
+            projection, available_host_gb=host.available_host_gb, total_host_gb=host.total_host_gb, free_disk_gb=host.free_disk_gb,
+            available_device_gb=device, mem_floor_gb=section.mem_floor_gb, load=None if small else host.load, cores=host.cores,
+            disk_queue=None if small else host.disk_queue, ignore=section.ignore,
+        )  # fmt: skip
+    except Refused as refusal:
+        raise Refused(refusal.check, f"{refusal} (guard.ignore={refusal.check} goes on all the same)") from None
+
+
+def judged_rows(section: JudgeSection, *, chat: bool, system: str | None) -> list[dict[str, Any]]:
+    """Rows {"prompt", "answer", ...}, those of a file in their order, the first `problems`; with chat also "messages"."""
+    if section.source == "arithmetic":
+        rows = arithmetic_rows(section.problems, seed=1, held_out=True)
+    elif section.source == "gsm8k_test":
+        rows = gsm8k_rows(bundled("gsm8k_test"))[: section.problems]
+    else:
+        rows = read_rows(caller_path(section.source), kind="answer").rows[: section.problems]
+    if not chat:
+        return rows
+    opening = [{"role": "system", "content": system}] if system is not None else []
+    return [{**row, "messages": [*opening, {"role": "user", "content": row["prompt"]}]} for row in rows]
+
+
+def judge(model: Decoder, tokenizer: Tokenizer, rows: Sequence[dict[str, Any]], section: JudgeSection, *, seed: int,
+          progress: Callable[[int, int], None] | None = None) -> EvalResult:  # fmt: skip
+    """Samples an answer (or several) to each row and has align.verify judge them; `by_group` counts by a row's level, where it has one."""
+    eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
+    sampler = NativeSampler(model, eos_ids=eos, max_batch=section.batch)
+    return accuracy(sampler, tokenizer, rows, samples=section.samples, temperature=section.temperature, max_new_tokens=section.max_new_tokens,
+                    seed=seed, mode="marked", progress=progress)  # fmt: skip
+
+
+def accuracies(judged: EvalResult) -> dict[str, float]:
+    """The groups' accuracies as accuracy_1, accuracy_2, …, or one `accuracy` where the rows have no groups."""
+    groups = {f"accuracy_{name}": value for name, value in judged.by_group.items()}
+    return groups or {"accuracy": judged.accuracy}
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def run_stage(name: str, config_class: type[T], stage: Callable[[Invocation[T]], int], description: str, argv: Sequence[str]) -> int:
+    """Reads the command line, runs the stage, and turns a user's mistake into one line and an exit code (CONTRIBUTING.md lists them)."""
+    try:
+        return stage(parse_cli(config_class, argv, prog=name, description=description))
+    except Exception as error:
+        code = getattr(error, "exit_code", None)
+        if code is None and isinstance(error, OSError) and error.filename is not None:
+            code = 2
+        if code is None:
+            raise
+        print(f"{name}: {error}", file=sys.stderr)
+        return int(code)

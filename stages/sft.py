@@ -1,0 +1,259 @@
+"""Supervised fine-tuning. Without arguments: a small model learns generated word problems from scratch, on one CPU thread."""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import indent
+from typing import Annotated, Any, Literal
+
+import torch
+from _common import (
+    GuardSection,
+    JudgeSection,
+    ModelSection,
+    accuracies,
+    build_model,
+    check_fit,
+    check_vocabulary,
+    find,
+    judge,
+    judged_rows,
+    load_tokenizer,
+    model_directory,
+    pick_device,
+    project_run,
+    run_stage,
+    say,
+)
+from align.checkpoint import latest, load
+from align.config import ConfigError, Invocation, caller_path, dumps, workspace_root
+from align.data import (
+    Encoded,
+    Loader,
+    RowSet,
+    arithmetic_demonstrations,
+    bundled,
+    chat_rows,
+    encode_rows,
+    gsm8k_rows,
+    read_rows,
+    split_rows,
+)
+from align.evals import Item
+from align.guard import Projection, Refused
+from align.model import load_config
+from align.tokenizer import Tokenizer
+from align.tracking import Progress, RunDir, environment, read_history
+from align.train import CheckpointConfig, EvalConfig, OptimizerConfig, ScheduleConfig, SftModule, TrainConfig, Trainer, TrainerConfig, to_device, validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftModelSection(ModelSection):
+    """Which model is trained."""
+
+    path: Annotated[Path, "directory in HF layout: config.json, tokenizer files and, unless from_scratch, weights"] = Path("stages/models/arithmetic")
+    from_scratch: Annotated[bool, "initialise the weights from the seed; path then needs no weights"] = True
+    plan_config: Annotated[Path | None, "directory whose config.json a dry run plans with while path is not there"] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSection:
+    """What is trained on."""
+
+    source: Annotated[str, "arithmetic (generated), gsm8k_train (bundled), or a JSONL file of messages, prompt and completion, or text"] = "arithmetic"
+    rows: Annotated[int | None, "arithmetic: how many to generate; else the first so many of the file; none: all"] = 20000
+    mix: Annotated[tuple[float, float, float], "arithmetic: shares of worked and boxed, bare boxed, worked without a box"] = (0.4, 0.4, 0.2)
+    chat: Annotated[bool, "put prompt and completion into the model's chat template"] = False
+    system: Annotated[str | None, "system message for chat rows that have none"] = None
+    template: Annotated[str | None, "chat template (Jinja text) in place of the model's own"] = None
+    held_out: Annotated[float, "share of the rows that is kept back for the held-out loss"] = 0.02
+    max_length: Annotated[int, "tokens of a row; with packing of a packed row"] = 2048
+    overlong: Annotated[Literal["truncate", "drop", "error"], "what becomes of a longer document"] = "truncate"
+    packing: Annotated[bool, "fill rows of max_length with whole documents, which never see each other"] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftEvalConfig(EvalConfig, JudgeSection):
+    """What is looked at before, during and after training."""
+
+    every: Annotated[int, "steps between evaluations; 0: only before and after"] = 650
+    show: Annotated[int, "sample answers printed at the end"] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig(TrainerConfig):
+    """All of the stage's configuration; the defaults are those of the default run."""
+
+    run_dir: Annotated[Path | None, "where the run is written, relative to where you are; none: runs/sft-<time> in the workspace"] = None
+    model: SftModelSection = field(default_factory=SftModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(max_steps=2600, global_batch=1, micro_batch=1, threads=1, log_every=200))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=6e-3, weight_decay=0.01))
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(warmup_steps=30, min_lr_ratio=0.05))
+    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=650, keep=2))
+    eval: SftEvalConfig = field(default_factory=SftEvalConfig)
+    guard: GuardSection = field(default_factory=GuardSection)
+
+
+def sft(call: Invocation[SftConfig]) -> int:
+    started, config = time.perf_counter(), call.config
+    validate(config)
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+
+    # Load: tokenizer, rows, tokens.
+    planning = call.dry_run and config.model.plan_config is not None and not find(config.model.path).exists()
+    directory = None if planning else model_directory(config.model.path)
+    model_config = load_config(find(config.model.plan_config) if planning else directory)
+    tokenizer = load_tokenizer(config.model, directory)
+    check_vocabulary(tokenizer, model_config, config.model)
+    rows = training_rows(config.data)
+    train_rows, held_rows = split_rows(rows.rows, config.data.held_out)
+    say(f"rows     {len(rows.rows)} of {rows.path}, {len(held_rows)} held out")
+    encoded = encode(train_rows, rows.kind, tokenizer, config.data)
+    held = encode(held_rows, rows.kind, tokenizer, config.data) if held_rows else None
+    say(f"         {encoded.summary()}")
+    loader = Loader(encoded, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, max_length=config.data.max_length,
+                    packing=config.data.packing, seed=config.seed, pad_id=tokenizer.pad_id or 0)  # fmt: skip
+
+    # Preflight: does it fit?
+    device = pick_device(config.model, model_config)
+    run_dir = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("sft-%Y%m%d-%H%M%S")
+    projection = project_run(
+        model_config, device=device, weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
+        optimizer=config.optimizer.name, micro_batch=config.train.micro_batch, length=config.data.max_length,
+        accumulation=config.train.global_batch // config.train.micro_batch, trained_share=encoded.trained_tokens / encoded.tokens,
+        forward_impl="cpu_per_document" if config.data.packing else "sdpa_causal", checkpoints_kept=config.checkpoint.keep,
+    )  # fmt: skip
+    if call.dry_run:
+        return plan(config, encoded, projection, run_dir)
+    ignored = check_fit(projection, config.guard, run_dir)
+
+    # Build.
+    model = build_model(config.model, directory, model_config, config.seed, device)
+    module = SftModule(model)
+    checkpoint = load(path) if call.resume and (path := latest(run_dir / "checkpoints")) else None
+    threads = torch.get_num_threads()
+    run = RunDir.create(run_dir, config_toml=dumps(config), env=environment({"threads": threads, "device": str(device)}),
+                        resume_step=checkpoint.step if checkpoint else None)  # fmt: skip
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    say(f"model    {parameters:,} parameters, {config.model.dtype}, {device}, {threads} thread{'s' * (threads > 1)}")
+    say(f"run      {run.path}")
+
+    # Train, evaluate before and after.
+    problems = judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
+    evaluation = Evaluation(config, module, tokenizer, problems, held, run)
+    if config.eval.enabled and checkpoint is None:
+        run.eval(0, **evaluation.without_trace(0))
+    trainer = Trainer(config, module, loader=loader, run=run, tokenizer_files=directory, evaluate=evaluation,
+                      progress=Progress(config.train.max_steps, every=config.train.log_every, stream=sys.stderr),
+                      may_change=("run_dir", "model.path"))  # fmt: skip
+    result = trainer.fit(resume=checkpoint or call.resume, allow_change=call.allow_change)
+    fields: dict[str, Any] = {"stage": "sft", "steps": result.steps, "checkpoint": str(result.checkpoint), "last_loss": result.last_loss}
+    if result.status == "stopped":
+        run.finish("stopped", **fields, reason=result.reason, wall_s=time.perf_counter() - started)
+        return result.exit_code
+    if config.eval.enabled and result.steps not in result.evals:
+        run.eval(result.steps, **evaluation.without_trace(result.steps))
+
+    # Report.
+    before, after = before_and_after(run, result.steps)
+    run.finish("done", **fields, metrics={"before": before, "after": after}, preflight_ignored=ignored, wall_s=time.perf_counter() - started)
+    report(run, before, after, evaluation.samples, result.checkpoint)
+    return 0
+
+
+def training_rows(section: DataSection) -> RowSet:
+    if section.source == "arithmetic":
+        if section.rows is None:
+            raise ConfigError("data.rows is none, but arithmetic rows are generated; say how many, data.rows=20000")
+        made = arithmetic_demonstrations(section.rows, seed=0, mix=section.mix)
+        return RowSet(made, "completion", Path("arithmetic"), "")
+    if section.source == "gsm8k_train":
+        found = RowSet(gsm8k_rows(bundled("gsm8k_train")), "completion", Path("gsm8k_train"), "")
+    else:
+        found = read_rows(caller_path(section.source))
+    chosen, kind = found.rows[: section.rows], found.kind
+    if section.chat:
+        if kind != "completion":
+            raise ConfigError(f"data.chat is for rows of prompt and completion, {found.path} has rows of kind {kind}; set data.chat=false")
+        chosen, kind = chat_rows(chosen), "messages"
+    return RowSet(chosen, kind, found.path, found.digest)
+
+
+def encode(rows: list[dict], kind: str, tokenizer: Tokenizer, section: DataSection) -> Encoded:
+    return encode_rows(rows, tokenizer, kind=kind, max_length=section.max_length, overlong=section.overlong, template=section.template,
+                       system=section.system)  # fmt: skip
+
+
+def plan(config: SftConfig, encoded: Encoded, projection: Projection, run_dir: Path) -> int:
+    """What a dry run says. It plans for any machine, so that a run that would be refused on this one is no error."""
+    steps, batch = config.train.max_steps, config.train.global_batch
+    tokens = batch * (config.data.max_length if config.data.packing else encoded.tokens / encoded.kept)
+    say(f"steps    {steps} of {batch} row{'s' * (batch > 1)}, about {tokens:,.0f} tokens each: {steps * tokens / encoded.tokens:.2f} epochs")
+    say(f"memory\n{indent(projection.table(), '         ')}")
+    try:
+        check_fit(projection, config.guard, run_dir)
+        say("dry run: it fits here; nothing was written")
+    except Refused as refusal:
+        say(f"dry run: it would be refused here: {refusal}; nothing was written")
+    return 0
+
+
+class Evaluation:
+    """Held-out loss and judged accuracy, called by the Trainer with the step."""
+
+    def __init__(self, config: SftConfig, module: SftModule, tokenizer: Tokenizer, problems: list[dict], held: Encoded | None, run: RunDir) -> None:
+        self._config, self._module, self._tokenizer, self._problems, self._held, self._run = config, module, tokenizer, problems, held, run
+        self.samples: list[Item] = []
+
+    def without_trace(self, step: int) -> dict[str, float]:
+        self._module.model.eval()
+        with torch.no_grad():
+            return self(step)
+
+    def __call__(self, step: int) -> dict[str, float]:
+        self._run.alive()
+        numbers: dict[str, float] = {}
+        if self._held is not None:
+            numbers["held_out_loss"] = held_out_loss(self._module, self._held, self._config)
+        if self._problems:
+            judged = judge(self._module.model, self._tokenizer, self._problems, self._config.eval, seed=self._config.seed,
+                           progress=lambda done, total: self._run.alive())  # fmt: skip
+            numbers |= accuracies(judged)
+            self.samples = judged.items[: self._config.eval.show]
+            for item in self.samples:
+                self._run.sample(step, **{"answer" if name == "gold" else "parsed" if name == "answer" else name: value for name, value in vars(item).items()})
+        return numbers
+
+
+def held_out_loss(module: SftModule, held: Encoded, config: SftConfig) -> float:
+    """Mean negative log-likelihood of the held-out trained tokens, in nats."""
+    loader = Loader(held, global_batch=1, micro_batch=1, max_length=config.data.max_length, packing=config.data.packing, seed=0)
+    total = weight = 0.0
+    while True:
+        step = loader.next_step()
+        for batch in step.micro_batches:
+            loss, count, _ = module.loss(to_device(batch, next(module.model.parameters()).device))
+            total, weight = total + float(loss), weight + float(count)
+        if step.epoch >= 1:
+            return total / weight
+
+
+def before_and_after(run: RunDir, last: int) -> tuple[dict[str, float], dict[str, float]]:
+    found = {line["step"]: {name: value for name, value in line.items() if name not in ("step", "time")} for line in read_history(run.path / "eval.jsonl")}
+    return found.get(0, {}), found.get(last, {})
+
+
+def report(run: RunDir, before: dict[str, float], after: dict[str, float], samples: list[Item], checkpoint: Path | None) -> None:
+    say("")
+    for name in after:
+        say(f"  {name:<16} {before.get(name, float('nan')):8.3f}  ->  {after[name]:8.3f}")
+    for item in samples:
+        say(f"\n  {item.prompt}\n  -> {item.output}   [{'right' if item.correct else f'wrong ({item.reason}), wanted {item.gold}'}]")
+    say(f"\nreport   {run.path / 'report.html'}\nnext     ./bazelw run //stages:evaluate -- model.path={checkpoint} eval.temperature=1 eval.samples=4")
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage("sft", SftConfig, sft, __doc__ or "", sys.argv[1:]))
