@@ -1,9 +1,11 @@
 """Answers of transformers for align.model's tests. Run by the oracle venv's python, never imported.
 
-model_oracle.py cases DIR OUT       every DIR/<case> (a model directory with input_ids.json): logits, greedy tokens, and the config.json that
-                                    transformers writes itself -> OUT.safetensors, OUT.json
-model_oracle.py gguf DIR OUT.gguf   DIR/llama as a small GGUF file with all five tensor types; transformers' own reading of it -> OUT.safetensors
-model_oracle.py real DIR OUT        a converted SmolLM2-135M-Instruct: a chat prompt's ids, every 97th logit, greedy tokens -> OUT.safetensors
+model_oracle.py cases DIR OUT      every DIR/<case>, a model directory with input_ids.json: logits, greedy tokens, and the config.json that
+                                   transformers itself writes -> OUT.safetensors, OUT.json
+model_oracle.py gguf DIR OUT.gguf  DIR/llama as a small GGUF file with all five tensor types, and transformers' own reading of it
+                                   -> OUT.gguf, OUT.safetensors
+model_oracle.py real DIR OUT       a converted SmolLM2-135M-Instruct: a chat prompt's ids, every 97th logit, greedy tokens
+                                   -> OUT.safetensors
 """
 
 import json
@@ -96,11 +98,13 @@ def gguf(directory, out):
     writer.write_tensors_to_file()
     writer.close()
     model = load(Path(out).parent, gguf_file=Path(out).name)
-    tensors = {f"weight.{k}": torch.from_numpy(g.dequantize(t.data, t.tensor_type).copy()) for t in g.GGUFReader(out).tensors for k in [t.name]}
-    kept = {k: v for k, v in tensors.items() if "blk.0." in k and "norm" not in k}
-    answer = answers(model, torch.tensor(ids["input_ids"]), ids["prompt"], ids["new_tokens"])
-    sums = {k: v.double().sum().reshape(1) for k, v in kept.items()} | {f"{k}.squares": v.double().square().sum().reshape(1) for k, v in kept.items()}
-    save_file({k: v.contiguous() for k, v in (answer | sums).items()}, f"{out.removesuffix('.gguf')}.safetensors")
+    result = answers(model, torch.tensor(ids["input_ids"]), ids["prompt"], ids["new_tokens"])
+    for tensor in g.GGUFReader(out).tensors:
+        if "blk.0." in tensor.name and "norm" not in tensor.name:
+            values = torch.from_numpy(g.dequantize(tensor.data, tensor.tensor_type).copy()).double()
+            result[f"weight.{tensor.name}"] = values.sum().reshape(1)
+            result[f"weight.{tensor.name}.squares"] = values.square().sum().reshape(1)
+    save_file({k: v.contiguous() for k, v in result.items()}, f"{out.removesuffix('.gguf')}.safetensors")
 
 
 def real(directory, out):
@@ -110,7 +114,8 @@ def real(directory, out):
     ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
     answer = answers(model, ids, ids.shape[1], 32)
     print(tokenizer.decode(answer["greedy"]))
-    save_file({"input_ids": ids, "logits": answer["logits"][0, :, ::97].contiguous(), "greedy": answer["greedy"].contiguous()}, f"{out}.safetensors")
+    logits = answer["logits"][0, :, ::97].contiguous()
+    save_file({"input_ids": ids, "logits": logits, "greedy": answer["greedy"].contiguous()}, f"{out}.safetensors")
 
 
 if __name__ == "__main__":

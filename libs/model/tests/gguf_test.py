@@ -1,5 +1,6 @@
 """GGUF import: a small file with every supported type against transformers' own reading of it, and files that are wrong."""
 
+import contextlib
 import json
 import struct
 import tempfile
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from model_cases import NEW_TOKENS, PROMPT, input_ids
 from safetensors.torch import load_file
 
@@ -38,9 +40,9 @@ def test_logits_and_greedy_tokens_equal_transformers(converted):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("attn_q", "Q4_0"), ("attn_k", "Q8_0"), ("attn_v", "F16"), ("attn_output", "F32"), ("ffn_down", "Q4_1"), ("ffn_gate", "Q4_0")]
+    "name", ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_down"]  # Q4_0, Q8_0, F16, F32, Q4_1
 )
-def test_dequantised_weights_equal_those_of_the_gguf_package(name, kind):
+def test_dequantised_weights_equal_those_of_the_gguf_package(name):
     name = f"blk.0.{name}.weight"
     with GgufFile(FILE) as file:
         weights = file.tensor(name).double()
@@ -66,7 +68,8 @@ def test_the_directory_in_bfloat16_and_in_shards(tmp_path):
 
 def test_config_and_tokenizer_files(converted):
     config = json.loads((converted / "config.json").read_text())
-    assert (config["model_type"], config["rms_norm_eps"], config["rope_theta"], config["tie_word_embeddings"]) == ("llama", 1e-05, 10000.0, False)
+    assert (config["model_type"], config["tie_word_embeddings"]) == ("llama", False)
+    assert (config["rms_norm_eps"], config["rope_theta"]) == (1e-05, 10000.0)
     tokenizer = json.loads((converted / "tokenizer.json").read_text())
     assert tokenizer["model"]["vocab"]["Ġ"] == 94 and tokenizer["model"]["merges"] == ["i n"]
     assert [item["content"] for item in tokenizer["added_tokens"]] == ["<s>", "</s>"]
@@ -107,7 +110,8 @@ def test_tokenizers_that_cannot_be_rebuilt(changes, message):
 
 
 def test_numbers_are_the_decimals_that_were_meant():
-    assert [_decimal(struct.unpack("<f", struct.pack("<f", x))[0]) for x in (1e-5, 1e-6, 500000.0, 10000.0, 8.0, 0.1)] == [1e-5, 1e-6, 5e5, 1e4, 8.0, 0.1]
+    meant = [1e-5, 1e-6, 500000.0, 10000.0, 8.0, 0.1]
+    assert [_decimal(struct.unpack("<f", struct.pack("<f", number))[0]) for number in meant] == meant
 
 
 def test_llama3_scaling_is_known_by_its_divisors(tmp_path):
@@ -122,7 +126,7 @@ def test_llama3_scaling_is_known_by_its_divisors(tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_scaling"] == {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     }
-    with pytest.raises(ModelError, match="rope_freqs.weight belongs to no known rope scaling"):
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight belongs to no known rope scaling"):
         convert_gguf(_file(tmp_path, meta, {"rope_freqs.weight": torch.tensor(divisors) * 1.1}), tmp_path / "out")
 
 
@@ -176,10 +180,8 @@ def test_a_damaged_header_raises_nothing_else(place, value):
     data[place] = value
     path = Path(_SCRATCH.name, "damaged.gguf")
     path.write_bytes(data)
-    try:
+    with contextlib.suppress(ModelError):
         GgufFile(path).__exit__()
-    except ModelError:
-        pass
 
 
 _SCRATCH = tempfile.TemporaryDirectory()  # hypothesis takes no fixtures

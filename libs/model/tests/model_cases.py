@@ -14,8 +14,9 @@ from torch import Tensor
 from align.model import Decoder, ModelConfig, init, save
 
 _COMMON = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": None, "dtype": "float32",
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": None,
+    "dtype": "float32",
 }
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 CASES: dict[str, dict] = {
@@ -41,7 +42,7 @@ def config(name: str) -> ModelConfig:
 
 
 def counted(name: str, count: int) -> Tensor:
-    """(count,) fp32, uniform in [-1, 1): splitmix64 of crc32(name) and the index, so that no library's generator is part of a frozen value."""
+    """(count,) fp32, uniform in [-1, 1): splitmix64 of crc32(name) and the index; no library's generator is part of a frozen value."""
     state = (torch.arange(count, dtype=torch.int64) + (zlib.crc32(name.encode()) << 24)) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         state = (state ^ ((state >> shift) & ((1 << (64 - shift)) - 1))) * factor

@@ -1,15 +1,17 @@
 """The decoder against transformers' frozen answers, and against itself: packed, cached, padded and plain forwards agree."""
 
 import copy
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from model_cases import CASES, NEW_TOKENS, PROMPT, build, config, input_ids
 from safetensors.torch import load_file
 
-from align.model import FORWARD_IMPLS, Decoder, ModelConfig, ModelError, init, pick_forward_impl
+from align.model import FORWARD_IMPLS, Decoder, ModelConfig, ModelError, Stepper, init, pick_forward_impl
 from align.model._norm import rms_norm
 from align.model._rope import angles, rotate
 
@@ -20,6 +22,10 @@ WINDOWED = "mistral_window"  # window 8: shorter than most sequences below
 @pytest.fixture(scope="module")
 def models() -> dict[str, Decoder]:
     return {name: build(name).requires_grad_(False) for name in CASES}
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).detach().abs().max())
 
 
 def greedy(model: Decoder, ids: torch.Tensor, count: int) -> list[int]:
@@ -35,7 +41,7 @@ def greedy(model: Decoder, ids: torch.Tensor, count: int) -> list[int]:
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_transformers(models, name):
     logits = models[name].lm_head(models[name](input_ids(name)))
-    torch.testing.assert_close(logits, EXPECTED[f"{name}.logits"], rtol=0, atol=1e-5)
+    assert distance(logits, EXPECTED[f"{name}.logits"]) <= 1e-5
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -43,7 +49,7 @@ def test_greedy_continuation_equals_transformers(models, name):
     assert greedy(models[name], input_ids(name)[:1, :PROMPT], NEW_TOKENS) == EXPECTED[f"{name}.greedy"].tolist()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["llama3", WINDOWED, "qwen3"])
 def test_greedy_with_a_cache_equals_a_full_forward(models, name):
     model, ids = models[name], input_ids(name)[:1, :PROMPT]
     for _ in range(NEW_TOKENS):
@@ -52,7 +58,7 @@ def test_greedy_with_a_cache_equals_a_full_forward(models, name):
 
 
 @given(st.data())
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_packed_documents_do_not_see_each_other(data):
     name = data.draw(st.sampled_from(["llama3", WINDOWED, "qwen3"]))
     model = init(config(name), 0).requires_grad_(False)  # logits up to 0.6; a packed row that leaks is off by 0.9
@@ -60,11 +66,11 @@ def test_packed_documents_do_not_see_each_other(data):
     cuts = data.draw(st.lists(st.integers(0, batch * length), max_size=9))  # a cut may fall anywhere: across rows, twice at one place
     ends = [0, *sorted(cuts), batch * length]
     ids = torch.randint(96, (batch, length), generator=torch.Generator().manual_seed(len(cuts) * 64 + length))
-    positions = torch.cat([torch.arange(b - a) for a, b in zip(ends, ends[1:])]).view(batch, length)
-    explicit = data.draw(st.booleans())
-    packed = model(ids, cu_seqlens=torch.tensor(ends, dtype=torch.int32), position_ids=positions if explicit else None, max_seqlen=batch * length)
-    alone = [model(ids.flatten()[None, a:b])[0] for a, b in zip(ends, ends[1:]) if b > a]
-    assert (model.lm_head(packed.flatten(0, 1)) - model.lm_head(torch.cat(alone))).abs().max() <= 1e-6
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(ends)]).view(batch, length)
+    given_positions = {"position_ids": positions} if data.draw(st.booleans()) else {}
+    packed = model(ids, cu_seqlens=torch.tensor(ends, dtype=torch.int32), max_seqlen=batch * length, **given_positions)
+    alone = [model(ids.flatten()[None, a:b])[0] for a, b in pairwise(ends) if b > a]
+    assert distance(model.lm_head(packed.flatten(0, 1)), model.lm_head(torch.cat(alone))) <= 1e-6
 
 
 def test_packed_gradient_is_the_sum_of_the_documents_gradients():
@@ -77,21 +83,21 @@ def test_packed_gradient_is_the_sum_of_the_documents_gradients():
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
     packed = gradient(model(ids, cu_seqlens=torch.tensor(ends, dtype=torch.int32)).view(1, 80, -1))
-    rows = torch.cat([model(ids.flatten()[None, a:b]) for a, b in zip(ends, ends[1:])], 1)
-    torch.testing.assert_close(packed, gradient(rows), rtol=1e-5, atol=1e-5 * float(packed.abs().max()))
+    rows = torch.cat([model(ids.flatten()[None, a:b]) for a, b in pairwise(ends)], 1)
+    assert distance(packed, gradient(rows)) <= 1e-5 * float(packed.abs().max())
 
 
 @given(st.data())
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_a_cache_in_any_pieces_equals_one_forward(data):
     name = data.draw(st.sampled_from(["llama_biased_tied", WINDOWED, "qwen2_window", "qwen3"]))
     model, ids = build(name).requires_grad_(False), input_ids(name)
     length = data.draw(st.integers(1, 40))
     ends = [0, *sorted(data.draw(st.sets(st.integers(1, length - 1), max_size=6)) if length > 1 else ()), length]
     cache = model.new_cache(2, length + data.draw(st.integers(0, 3)))
-    pieces = [model(ids[:, a:b], cache=cache) for a, b in zip(ends, ends[1:])]
+    pieces = [model(ids[:, a:b], cache=cache) for a, b in pairwise(ends)]
     assert cache.length == length
-    torch.testing.assert_close(torch.cat(pieces, 1), model(ids[:, :length]), rtol=0, atol=1e-5)
+    assert distance(torch.cat(pieces, 1), model(ids[:, :length])) <= 1e-5
 
 
 def test_right_padded_prompts_of_different_length_decode_as_if_alone(models):
@@ -105,7 +111,22 @@ def test_right_padded_prompts_of_different_length_decode_as_if_alone(models):
         positions = (lengths + step)[:, None]
         hidden = model(ids.gather(1, positions), position_ids=positions, cache=cache)
         for row, length in enumerate((lengths + step).tolist()):
-            torch.testing.assert_close(hidden[row, 0], model(ids[row : row + 1, : length + 1])[0, -1], rtol=0, atol=1e-5)
+            assert distance(hidden[row, 0], model(ids[row : row + 1, : length + 1])[0, -1]) <= 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stepper_does_what_forward_does(models, name):
+    model, ids = models[name], input_ids(name)
+    lengths = torch.tensor([12, 9])
+    cache, plain = model.new_cache(3, 40), model.new_cache(2, 40)  # more rows than are stepped
+    with torch.inference_mode():
+        model(torch.cat((ids, ids[:1]))[:, :12], cache=cache), model(ids[:, :12], cache=plain)
+        stepper = Stepper(model, cache)
+        for step in range(20):
+            positions = lengths + step
+            tokens = ids.gather(1, positions[:, None])
+            hidden = stepper(tokens[:, 0], positions, int(positions.max()) + 1)
+            assert distance(hidden, model(tokens, position_ids=positions[:, None], cache=plain)[:, 0]) <= 1e-5
 
 
 def test_selected_rows_of_a_cache_go_on_alone(models):
@@ -114,7 +135,7 @@ def test_selected_rows_of_a_cache_go_on_alone(models):
     model(ids[:, :10], cache=cache)
     group = cache.select(torch.tensor([1, 1, 0]))
     hidden = model(ids[[1, 1, 0], 10:20], cache=group)
-    torch.testing.assert_close(hidden, model(ids[[1, 1, 0], :20])[:, 10:], rtol=0, atol=1e-5)
+    assert distance(hidden, model(ids[[1, 1, 0], :20])[:, 10:]) <= 1e-5
     assert (cache.length, group.length, group.max_length) == (10, 20, 40)
     assert cache.nbytes == 2 * 3 * 2 * 40 * 2 * 32 * 4  # k and v, layers, rows, positions, key heads, head_dim, bytes
 
@@ -164,20 +185,30 @@ def test_gradients_of_norm_and_rotation():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 5, 3, 8, dtype=torch.float64, generator=generator, requires_grad=True)
     weight = torch.randn(8, dtype=torch.float64, generator=generator, requires_grad=True)
+    upstream = torch.randn(2, 5, 3, 8, dtype=torch.float64, generator=generator)
     cos, sin = angles(torch.arange(5)[None], torch.tensor([1.0, 0.3, 0.1, 0.01]), 1.2, torch.float64)
-    assert torch.autograd.gradcheck(lambda a, b: rms_norm(a, b, 1e-5), (x, weight))
-    assert torch.autograd.gradcheck(lambda a: rotate(a, cos, sin), (x,))
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (8,), weight, 1e-5))
+    plain = torch.nn.functional.rms_norm(x, (8,), weight, 1e-5)
+    assert distance(rms_norm(x, weight, 1e-5), plain) <= 1e-12
+    for ours, theirs in zip(gradients(rms_norm(x, weight, 1e-5), upstream, x, weight), gradients(plain, upstream, x, weight), strict=True):
+        assert distance(ours, theirs) <= 1e-12
+    half = torch.cat((-x[..., 4:], x[..., :4]), -1)
+    by_hand = x * cos + half * torch.cat((-sin[..., :4], sin[..., 4:]), -1)
+    assert distance(rotate(x, cos, sin), by_hand) <= 1e-12
+    assert distance(*(gradients(out, upstream, x)[0] for out in (rotate(x, cos, sin), by_hand))) <= 1e-12
+
+
+def gradients(out: torch.Tensor, upstream: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(out, inputs, upstream)
 
 
 def test_rotation_keeps_lengths_and_relative_angles():
     # RoFormer, section 3.2.2: scores depend on the distance of query and key alone.
-    q, k = torch.randn(1, 1, 1, 16, generator=torch.Generator().manual_seed(0)).expand(1, 9, 1, 16), torch.ones(1, 9, 1, 16)
+    q, k = torch.linspace(-1, 1, 16).expand(1, 9, 1, 16), torch.ones(1, 9, 1, 16)
     cos, sin = angles(torch.arange(9)[None], 10000.0 ** (-torch.arange(8) / 8), 1.0, torch.float32)
     rotated_q, rotated_k = rotate(q, cos, sin)[0, :, 0], rotate(k, cos, sin)[0, :, 0]
-    torch.testing.assert_close(rotated_q.norm(dim=-1), q[0, :, 0].norm(dim=-1))
+    assert distance(rotated_q.norm(dim=-1), q[0, :, 0].norm(dim=-1)) <= 1e-5
     scores = rotated_q @ rotated_k.T
-    torch.testing.assert_close(scores[2:, 2:], scores[:-2, :-2], rtol=1e-4, atol=1e-5)
+    assert distance(scores[2:, 2:], scores[:-2, :-2]) <= 1e-4
 
 
 def test_forward_impl_is_a_name(models):
@@ -212,7 +243,7 @@ def test_arguments_that_do_not_fit(models):
     model, ids = models["llama"], input_ids("llama")
     with pytest.raises(ModelError, match=r"shape \(40,\); it must be \(B, T\)"):
         model(ids[0])
-    with pytest.raises(ModelError, match="cu_seqlens must rise from 0 to B . T = 80; got"):
+    with pytest.raises(ModelError, match=r"cu_seqlens must rise from 0 to B \* T = 80; got"):
         model(ids, cu_seqlens=torch.tensor([0, 40]))
     with pytest.raises(ModelError, match="max_seqlen is 30, but cu_seqlens holds a document of 40"):
         model(ids, cu_seqlens=torch.tensor([0, 40, 80]), max_seqlen=30)

@@ -1,6 +1,8 @@
 """Attention by name: every implementation computes the same function, and its name is recorded wherever log-probs are stored."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +11,10 @@ from torch import Tensor
 from align.model._cache import KVCache
 from align.model._errors import ModelError
 
-_PADDING_LIMIT = 2.5  # padded tokens for each real one, up to which packed documents are attended to in one call
-
 # sdpa_causal: each row of the batch is one document, padded on the right.
 # cpu_per_document: packed rows; each document is attended to alone. Any device, meant for the CPU.
 # sdpa_cached: keys and values from a KVCache.
+_PADDING_LIMIT = 2.5  # padded tokens for each real one, up to which packed documents are attended to in one call
 FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached")
 
 
@@ -33,7 +34,7 @@ class Context:
     fresh: bool = False  # the cache is empty and every row starts at 0
     slots: Tensor | None = None  # (B * T,) rows of the flattened cache to write; None: the first T of every row
     bound: int = 0  # keys 0 .. bound - 1 of the cache are looked at
-    masks: dict = field(default_factory=dict)  # window -> mask, built once
+    masks: dict[Any, Tensor] = field(default_factory=dict)  # window -> mask, built once
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window: int | None) -> Tensor:
@@ -42,7 +43,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window
     With a cache, k and v are written to it first and a query at position p sees positions 0 .. p of its row.
     """
     if context.cache is not None:
-        return _cached(q, k, v, context, layer, window)
+        return _cached(q, k, v, context, context.cache, layer, window)
     if context.impl == "cpu_per_document":
         return _per_document(q, k, v, context, window)
     return _causal(q, k, v, window, context)
@@ -82,12 +83,11 @@ def _documents_as_rows(q: Tensor, k: Tensor, v: Tensor, context: Context, window
     places, documents = context.masks["rows"], len(context.spans)
     joined = torch.cat((q, k, v), 2).view(batch * length, -1)
     rows = joined.new_zeros(documents * longest, joined.shape[1]).index_copy(0, places, joined)
-    q, k, v = rows.view(documents, longest, -1, dim).split((heads, kv_heads, kv_heads), 2)
+    q, k, v = rows.view(documents, longest, -1, dim).split_with_sizes((heads, kv_heads, kv_heads), 2)
     return _causal(q, k, v, window, context).flatten(0, 1).index_select(0, places).view(batch, length, -1)
 
 
-def _cached(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window: int | None) -> Tensor:
-    cache = context.cache
+def _cached(q: Tensor, k: Tensor, v: Tensor, context: Context, cache: KVCache, layer: int, window: int | None) -> Tensor:
     keys, values = cache.k[layer], cache.v[layer]  # (B, S, Hkv, Dh)
     batch, length, heads, dim = q.shape
     kv_heads = k.shape[2]
@@ -96,10 +96,10 @@ def _cached(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, windo
     else:
         keys.view(-1, kv_heads * dim).index_copy_(0, context.slots, k.reshape(-1, kv_heads * dim))
         values.view(-1, kv_heads * dim).index_copy_(0, context.slots, v.reshape(-1, kv_heads * dim))
-    if context.fresh:
+    if context.positions is None or context.fresh:
         return _causal(q, k, v, window, context)
     if window not in context.masks:
-        context.masks[window] = _cache_mask(context, window, heads // kv_heads, q)
+        context.masks[window] = _cache_mask(context.positions, context.bound, window, heads // kv_heads, q)
     keys, values = keys[:, : context.bound].transpose(1, 2), values[:, : context.bound].transpose(1, 2)
     # The query heads of one group become extra queries of their key head: no key is repeated.
     q = q.view(batch, length, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
@@ -107,9 +107,9 @@ def _cached(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, windo
     return out.reshape(batch, heads, length, dim).transpose(1, 2).reshape(batch, length, heads * dim)
 
 
-def _cache_mask(context: Context, window: int | None, group: int, q: Tensor) -> Tensor:
+def _cache_mask(positions: Tensor, bound: int, window: int | None, group: int, q: Tensor) -> Tensor:
     """0 where a query may look, -inf elsewhere: (B or 1, 1, group * T, bound), in q's dtype."""
-    at, positions = torch.arange(context.bound, device=q.device), context.positions[:, :, None]
+    at, positions = torch.arange(bound, device=q.device), positions[:, :, None]
     seen = at <= positions
     if window is not None:
         seen &= at > positions - window
@@ -148,9 +148,9 @@ def context_for(
 
 def _spans(cu_seqlens: Tensor, total: int) -> tuple[tuple[int, int], ...]:
     ends = cu_seqlens.tolist()
-    if len(ends) < 2 or ends[0] != 0 or ends[-1] != total or any(b < a for a, b in zip(ends, ends[1:])):
+    if len(ends) < 2 or ends[0] != 0 or ends[-1] != total or any(b < a for a, b in pairwise(ends)):
         raise ModelError(f"cu_seqlens must rise from 0 to B * T = {total}; got {ends[:8]}{' …' if len(ends) > 8 else ''}")
-    return tuple((a, b) for a, b in zip(ends, ends[1:]) if b > a)  # the padding of a fixed-length cu_seqlens is empty documents
+    return tuple((a, b) for a, b in pairwise(ends) if b > a)  # the padding of a fixed-length cu_seqlens is empty documents
 
 
 def _cache_context(cache: KVCache, batch: int, length: int, position_ids: Tensor | None) -> tuple[Context, Tensor]:

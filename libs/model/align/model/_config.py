@@ -23,6 +23,11 @@ _ABSENT: dict[str, dict[str, Any]] = {
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
 }
+# Fields that may be null in a config.json; any other null is a key left out.
+_OPTIONAL = (
+    "num_key_value_heads", "head_dim", "rope_scaling", "sliding_window", "layer_types", "bos_token_id", "eos_token_id", "pad_token_id",
+    "dtype",
+)
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -43,8 +48,8 @@ class ModelConfig:
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    num_key_value_heads: int = None  # type: ignore[assignment]  # None is filled in: num_attention_heads
+    head_dim: int = None  # type: ignore[assignment]  # None is filled in: hidden_size / num_attention_heads
     model_type: str = "mistral"
     max_position_embeddings: int = 4096
     rms_norm_eps: float = 1e-6
@@ -91,10 +96,10 @@ class ModelConfig:
                 raise ModelError(f"layer_types holds {kind!r}; supported are full_attention and sliding_attention")
         _check_rope_scaling(self.rope_scaling)
 
-    def _check_numbers(self, names: tuple[str, ...], kind: type) -> None:
+    def _check_numbers(self, names: tuple[str, ...], kind: type[int] | type[float]) -> None:
         for name in names:
-            value = getattr(self, name)
-            if not isinstance(value, (int, kind)) or isinstance(value, bool) or value <= 0:
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | kind) or not value > 0:
                 raise ModelError(f"{name} is {value!r}; it must be a positive {'integer' if kind is int else 'number'}")
 
     @property
@@ -172,9 +177,7 @@ class ModelConfig:
         for name in ("layer_types", "eos_token_id"):
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
-        optional = ("num_key_value_heads", "head_dim", "sliding_window", "layer_types", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
-                    "rope_scaling")
-        values = {name: value for name, value in values.items() if value is not None or name in optional}
+        values = {name: value for name, value in values.items() if value is not None or name in _OPTIONAL}
         return cls(**values, extra=raw)
 
     def to_hf(self) -> dict[str, Any]:

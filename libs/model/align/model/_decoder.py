@@ -54,10 +54,11 @@ class Attention(nn.Module):
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, context, self.layer, self.window)
-        return self.o_proj(out)
+        projected: Tensor = self.o_proj(out)
+        return projected
 
 
 class MLP(nn.Module):
@@ -68,7 +69,8 @@ class MLP(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_has_bias, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D)
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Block(nn.Module):
@@ -82,8 +84,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:  # (B, T, D)
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, context)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        mixed: Tensor = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, context)
+        return mixed.add(self.mlp(self.post_attention_layernorm(mixed)))
 
 
 class Trunk(nn.Module):
@@ -146,9 +148,10 @@ class Decoder(nn.Module):
         Args:
             input_ids: (B, T) int64. Without cu_seqlens each row is one sequence, padded on the right: a position never sees a later one,
                 so what stands behind a sequence's end does not matter.
-            position_ids: (B, T) or (1, T) int64; None: 0 .. T - 1, counted per document where cu_seqlens is given, after `cache.length` with a
-                cache. With a cache they also say where each row writes, and a query at position p sees positions 0 .. p of its row.
-            cu_seqlens: (S + 1,) int32, ends of the documents over the flattened B * T, from 0 to B * T; equal neighbours are empty documents.
+            position_ids: (B, T) or (1, T) int64; None: 0 .. T - 1, counted per document where cu_seqlens is given, after `cache.length`
+                with a cache. With a cache they also say where each row writes, and a query at position p sees 0 .. p of its row.
+            cu_seqlens: (S + 1,) int32, ends of the documents over the flattened B * T, from 0 to B * T; equal neighbours are empty
+                documents.
             max_seqlen: length of the longest document, at most.
             cache: from `new_cache`; this forward's keys and values are written to it.
             forward_impl: name of the attention implementation; None picks (`pick_forward_impl`).
@@ -162,11 +165,12 @@ class Decoder(nn.Module):
             forward_impl, input_ids.shape, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache
         )
         self._check_length(input_ids.shape[1], context, max_seqlen)
-        hidden = self.model.embed_tokens(input_ids)
+        hidden: Tensor = self.model.embed_tokens(input_ids)
         cos, sin = self._angles(positions, input_ids.shape[1], hidden)
         for layer in self.model.layers:
             hidden = layer(hidden, cos, sin, context)
-        return self.model.norm(hidden)
+        normed: Tensor = self.model.norm(hidden)
+        return normed
 
     def new_cache(self, batch: int, max_length: int) -> KVCache:
         """An empty cache for `batch` rows of up to `max_length` positions, in the dtype and on the device of the weights."""

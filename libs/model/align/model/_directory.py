@@ -38,7 +38,7 @@ def load(directory: str | Path, dtype: torch.dtype | None = None, device: str | 
     config = load_config(directory)
     files = _weight_files(directory)
     model = Decoder(config)
-    wanted = {name: parameter for name, parameter in model.named_parameters()}
+    wanted = dict(model.named_parameters())
     found = {name: path for path in files for name in _names(path)}
     tied_copy = found.pop("lm_head.weight", None) if config.tie_word_embeddings else None
     _check_names(directory, set(wanted), {name for name in found if not _IGNORED.fullmatch(name)}, config)
@@ -78,7 +78,9 @@ def load_config(directory: str | Path) -> ModelConfig:
         raise ModelError(f"{path}: {error}") from error
 
 
-def save(model: Decoder, directory: str | Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_bytes: int = 5 * 10**9) -> None:
+def save(
+    model: Decoder, directory: str | Path, *, state_dict: Mapping[str, Tensor] | None = None, max_shard_bytes: int = 5 * 10**9
+) -> None:
     """Writes config.json and the weights, as transformers and vLLM read them; earlier weights of the directory are replaced.
 
     Args:
@@ -92,8 +94,8 @@ def save(model: Decoder, directory: str | Path, *, state_dict: Mapping[str, Tens
     directory = Path(directory)
     tensors = {name: tensor.detach() for name, tensor in (model.state_dict() if state_dict is None else state_dict).items()}
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    dtype = tensors["model.embed_tokens.weight"].dtype if "model.embed_tokens.weight" in tensors else None
     _check_names("state_dict", set(shapes), set(tensors), model.config)
+    dtype = tensors["model.embed_tokens.weight"].dtype
     for name, tensor in tensors.items():
         if hasattr(tensor, "full_tensor"):
             raise ModelError(f"{name} is a shard of a tensor; gather it and give state_dict")

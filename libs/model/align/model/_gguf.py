@@ -1,7 +1,7 @@
 """GGUF files (version 2 and 3, little-endian): metadata, and tensors dequantised to fp32.
 
-Source: docs/gguf.md of the ggml project; block layouts as in ggml-common.h: 32 weights a block, scale (and minimum) in fp16, two 4-bit codes a
-byte, the first half of the block in the low nibbles.
+Source: docs/gguf.md of the ggml project; block layouts as in ggml-common.h: 32 weights a block, scale (and minimum) in fp16, two 4-bit
+codes a byte, the first half of the block in the low nibbles.
 """
 
 import math
@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file: BinaryIO = path.open("rb")
+            self._file = path.open("rb")
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from error
         self._size = path.stat().st_size

@@ -25,11 +25,13 @@ _NAMES = {
 _ROPE_FACTORS = "rope_freqs.weight"  # what llama3 scaling divides the frequencies by
 
 
-def convert_gguf(gguf_path: str | Path, out_dir: str | Path, *, dtype: torch.dtype = torch.float32, max_shard_bytes: int = 5 * 10**9) -> None:
+def convert_gguf(
+    gguf_path: str | Path, out_dir: str | Path, *, dtype: torch.dtype = torch.float32, max_shard_bytes: int = 5 * 10**9
+) -> None:
     """Writes config.json, safetensors, tokenizer.json and tokenizer_config.json of a llama, qwen2 or qwen3 GGUF file.
 
-    Tensors of type F32, F16, Q8_0, Q4_1 and Q4_0 are dequantised; fp32 loses nothing of them. Everything is checked before the first file is
-    written; memory holds one shard at a time.
+    Tensors of type F32, F16, Q8_0, Q4_1 and Q4_0 are dequantised; fp32 loses nothing of them. Everything is checked before the first file
+    is written; memory holds one shard at a time.
 
     Raises:
         ModelError: not such a file; the message names the tensor or the key.
@@ -60,7 +62,7 @@ def convert_gguf(gguf_path: str | Path, out_dir: str | Path, *, dtype: torch.dty
 
 
 def _halves(weights: Tensor, head_dim: int) -> Tensor:
-    """Rows of each head from interleaved pairs (0, 1), (2, 3), …, as llama GGUF files have them, to the pairs (i, i + head_dim / 2) of HF."""
+    """Rows of each head from the interleaved pairs (0, 1), (2, 3), … of llama GGUF files to the pairs (i, i + head_dim / 2) of HF."""
     return weights.view(-1, head_dim // 2, 2, *weights.shape[1:]).transpose(1, 2).reshape(weights.shape)
 
 
@@ -143,10 +145,8 @@ def _with_llama3(config: ModelConfig, file: GgufFile) -> ModelConfig:
     """Llama 3.1 and 3.2 store the divisors, not the parameters, of their rope scaling: find the published parameters that give them."""
     stored, plain = file.tensor(_ROPE_FACTORS), inverse_frequencies(config)[0]
     for factor in (8.0, 32.0):
-        scaling = {
-            "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-        }
-        candidate = config.with_rope_scaling(scaling)
+        scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        candidate = config.with_rope_scaling({**scaling, "original_max_position_embeddings": 8192})
         divisors = plain / inverse_frequencies(candidate)[0]
         if stored.shape == divisors.shape and torch.allclose(stored, divisors, rtol=1e-4):
             return candidate

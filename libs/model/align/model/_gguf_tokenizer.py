@@ -33,8 +33,8 @@ _BYTE_LEVEL: dict[str, tuple[dict[str, Any], dict[str, Any] | None, bool]] = {
 def tokenizer_files(metadata: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the objects of tokenizer.json and tokenizer_config.json.
 
-    Byte-level BPE ("gpt2") comes back as it was; of SentencePiece BPE ("llama") the merges are derived from the scores, and text is prepended
-    with a space as SentencePiece does.
+    Byte-level BPE ("gpt2") comes back as it was; of SentencePiece BPE ("llama") the merges are derived from the scores, and text is
+    prepended with a space as SentencePiece does.
 
     Raises:
         ModelError: no tokenizer in the metadata, or one that cannot be rebuilt.
@@ -44,10 +44,12 @@ def tokenizer_files(metadata: Mapping[str, Any], place: str) -> tuple[dict[str, 
     if not tokens:
         raise ModelError(f"{place} has no tokenizer.ggml.tokens; the tokenizer cannot be rebuilt")
     kinds = kinds or [_NORMAL] * len(tokens)
-    vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind != _UNUSED}
+    if len(kinds) != len(tokens):
+        raise ModelError(f"{place} has {len(kinds)} tokenizer.ggml.token_type for {len(tokens)} tokens")
+    vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
     added = [
         {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": kind != _USER}
-        for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind in (_UNKNOWN, _CONTROL, _USER)
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind in (_UNKNOWN, _CONTROL, _USER)
     ]
     if model == "gpt2" and pre in _BYTE_LEVEL:
         pre_tokenizer, normalizer, ignore_merges = _BYTE_LEVEL[pre]
@@ -66,8 +68,8 @@ def tokenizer_files(metadata: Mapping[str, Any], place: str) -> tuple[dict[str, 
     }
     config = _config(metadata, tokens, added, default_bos=model == "llama" or pre == "llama-bpe")
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
-        "post_processor": _template(config, vocab), "decoder": decoder, "model": bpe,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer, "post_processor": _template(config, vocab), "decoder": decoder, "model": bpe,
     }
     return tokenizer, config
 
@@ -119,7 +121,7 @@ def _merges_from_scores(tokens: list[str], kinds: list[int], scores: list[float]
     """Every pair of pieces that joins to a piece, best score first: what a SentencePiece BPE model merges, in its order."""
     if len(scores) != len(tokens):
         raise ModelError(f"{place} has {len(scores)} tokenizer.ggml.scores for {len(tokens)} tokens; the merges cannot be derived")
-    ids = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind == _NORMAL}
+    ids = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _NORMAL}
     found = []
     for piece, i in ids.items():
         for cut in range(1, len(piece)):

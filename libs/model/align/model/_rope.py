@@ -1,6 +1,8 @@
 """Rotary positions: frequencies with linear, llama3 and yarn scaling, and the rotation itself."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +30,7 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     return plain, 1.0
 
 
-def _llama3(plain: Tensor, scaling, original: int) -> Tensor:
+def _llama3(plain: Tensor, scaling: Mapping[str, Any], original: int) -> Tensor:
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     wavelength = 2 * math.pi / plain
     scaled = torch.where(wavelength > original / low, plain / factor, plain)
@@ -38,7 +40,7 @@ def _llama3(plain: Tensor, scaling, original: int) -> Tensor:
     return torch.where(medium, smoothed, scaled)
 
 
-def _yarn(plain: Tensor, powers: Tensor, dim: int, theta: float, scaling, original: int) -> tuple[Tensor, float]:
+def _yarn(plain: Tensor, powers: Tensor, dim: int, theta: float, scaling: Mapping[str, Any], original: int) -> tuple[Tensor, float]:
     factor = scaling["factor"]
 
     def magnitude(mscale: float) -> float:
@@ -72,18 +74,19 @@ def angles(positions: Tensor, frequencies: Tensor, factor: float, dtype: torch.d
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the pairs (i, i + Dh/2) of x (B, T, H, Dh) by the angles of the tables from `angles`."""
-    return _Rotate.apply(x, cos, sin)
+    rotated: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    return rotated
 
 
 class _Rotate(torch.autograd.Function):
     """Saves nothing but the tables: the gradient of a rotation is the rotation back."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return torch.addcmul(grad * cos, grad.roll(grad.shape[-1] // 2, -1), sin, value=-1), None, None
