@@ -224,7 +224,7 @@ def rank_main(rank: int, store: str) -> None:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     store = tmp_path_factory.mktemp("gloo") / "store"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, __file__]
     ranks = [
         subprocess.Popen([*command, str(rank), str(store)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -245,8 +245,7 @@ def compile_all() -> None:
 
 
 def run(mode: str, interpreted: str, cache: Path) -> str:
-    paths = os.pathsep.join(p for p in sys.path if p)
-    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(cache), "HOME": str(cache)}
+    environment = {**os.environ, "TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(cache), "HOME": str(cache)}
     done = subprocess.run([sys.executable, __file__, mode], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
