@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from align.model import ModelConfig, init
 from align.rollout import NativeSampler
-from align.rollout._noise import Noise, sample_key
+from align.rollout._noise import Noise, sample_key, token_keys
 from align.rollout._sampling import SamplingParams, draw
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def chi_square_z(logits, case, draws, expected):
     noise, counts = Noise(rows, vocab, CPU), torch.zeros(vocab, dtype=torch.float64)
     key = torch.full((rows,), sample_key(2026, 0))
     for start in range(0, draws, rows):
-        tokens, _, _ = draw(logits.expand(rows, -1), params, noise.negative_exponential(key, torch.arange(start, start + rows)))
+        tokens, _, _ = draw(logits.expand(rows, -1), params, noise.negative_exponential(token_keys(key, torch.arange(start, start + rows))))
         counts += torch.bincount(tokens, minlength=vocab)
     expected = torch.tensor(expected, dtype=torch.float64) * draws
     assert bool((counts[expected == 0] == 0).all())

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from align.rollout import RolloutError
-from align.rollout._noise import Noise, sample_key
+from align.rollout._noise import Noise, sample_key, token_keys
 from align.rollout._sampling import SamplingParams, draw
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def noise_bits(seed, index, position, token):
 
 @given(seed=st.integers(-(2**70), 2**70), index=st.integers(0, 2**40), position=st.integers(0, 2**40), token=st.integers(0, 199))
 def test_noise_is_the_stated_function_of_seed_sample_position_and_token(seed, index, position, token):
-    noise = Noise(2, 200, CPU).negative_exponential(torch.tensor([0, sample_key(seed, index)]), torch.tensor([5, position]))
+    noise = Noise(2, 200, CPU).negative_exponential(token_keys(torch.tensor([0, sample_key(seed, index)]), torch.tensor([5, position])))
     uniform = (noise_bits(seed, index, position, token) + 0.5) / 2**31
     # u is at most 1 - 2^-23, and a float32 u there is 2^-24 coarse, so the logarithm of 1 - u is taken loosely at that end.
     assert float(noise[1, token]) == pytest.approx(math.log1p(-uniform), rel=1e-5, abs=2**-24 / (1 - uniform + 2**-23))
@@ -40,7 +40,7 @@ def test_noise_is_the_stated_function_of_seed_sample_position_and_token(seed, in
 
 def test_noise_is_negative_finite_and_standard_exponential():
     keys = torch.tensor([sample_key(11, index) for index in range(2000)])
-    noise = -Noise(2000, 512, CPU).negative_exponential(keys, torch.full((2000,), 3)).double()
+    noise = -Noise(2000, 512, CPU).negative_exponential(token_keys(keys, torch.tensor(3))).double()
     assert bool(torch.isfinite(noise).all()) and float(noise.min()) > 0
     count = noise.numel()
     assert float(noise.mean()) == pytest.approx(1, abs=4 / math.sqrt(count))
@@ -54,7 +54,7 @@ def test_noise_of_neighbouring_tokens_samples_positions_and_seeds_is_uncorrelate
     noise = Noise(rows, vocab, CPU)
 
     def scores(keys, positions):
-        return (torch.exp(noise.negative_exponential(keys, positions)).double() - 0.5) * math.sqrt(12)
+        return (torch.exp(noise.negative_exponential(token_keys(keys, positions))).double() - 0.5) * math.sqrt(12)
 
     one = scores(torch.full((rows,), sample_key(4, 0)), torch.arange(rows))
     samples = scores(torch.tensor([sample_key(4, index) for index in range(rows)]), torch.full((rows,), 9))
@@ -89,7 +89,7 @@ def test_a_bias_of_two_percent_is_seen():
 def test_log_probs_are_those_of_the_token_drawn(seed, temperature, top_p, top_k, min_p):
     vocab = 30
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(seed)) * 3
-    noise = Noise(4, vocab, CPU).negative_exponential(torch.full((4,), sample_key(seed, 0)), torch.arange(4))
+    noise = Noise(4, vocab, CPU).negative_exponential(token_keys(torch.tensor(sample_key(seed, 0)), torch.arange(4)))
     tokens, logprobs, raw = draw(logits, SamplingParams(temperature, top_p, top_k, min_p), noise)
     for row in range(4):
         values, token = logits[row].tolist(), int(tokens[row])
@@ -111,19 +111,19 @@ def test_equally_likely_tokens_stay_together_and_one_token_always_stays():
     logits = torch.tensor([[2.0, 2.0, 2.0, 0.0]])
     noise = Noise(1, 4, CPU)
     seen = {
-        int(draw(logits, SamplingParams(top_k=1), noise.negative_exponential(torch.tensor([sample_key(0, i)]), torch.tensor([0])))[0])
+        int(draw(logits, SamplingParams(top_k=1), noise.negative_exponential(torch.tensor([sample_key(0, i)])))[0])
         for i in range(100)
     }
     assert seen == {0, 1, 2}
     tokens, logprobs, _ = draw(
-        torch.tensor([[0.0, 5.0, 1.0, 2.0]]), SamplingParams(top_p=1e-6), noise.negative_exponential(torch.tensor([1]), torch.tensor([0]))
+        torch.tensor([[0.0, 5.0, 1.0, 2.0]]), SamplingParams(top_p=1e-6), noise.negative_exponential(torch.tensor([1]))
     )
     assert tokens.tolist() == [1] and logprobs.tolist() == [0.0]
 
 
 def test_logits_in_bf16_are_normalised_in_fp32():  # R073
     logits = (torch.randn(3, 32000) * 4).bfloat16()
-    noise = Noise(3, 32000, CPU).negative_exponential(torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.int64))
+    noise = Noise(3, 32000, CPU).negative_exponential(torch.tensor([1, 2, 3]))
     tokens, logprobs, raw = draw(logits, SamplingParams(), noise)
     wanted = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(logprobs.double(), wanted, atol=1e-5, rtol=0)

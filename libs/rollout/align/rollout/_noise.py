@@ -61,6 +61,11 @@ def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
     return x ^ ((x >> _LAST_SHIFT) & _LAST_MASK)
 
 
+def token_keys(sample_keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The keys of the tokens at `positions`, counted from the start of the prompt, of samples with these keys; both int64, broadcast."""
+    return _mix_tensor(sample_keys + positions * _STEP)
+
+
 class Noise:
     """Exponential noise for up to `rows` rows of a vocabulary at a time, in buffers that are allocated once."""
 
@@ -70,14 +75,13 @@ class Noise:
         self._shifted = torch.empty_like(self._bits)
         self._noise = torch.empty(rows, vocab_size, dtype=torch.float32, device=device)
 
-    def negative_exponential(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def negative_exponential(self, keys: torch.Tensor) -> torch.Tensor:
         """Minus a standard exponential variate for each row and token, all < 0.
 
-        keys: (n,) int64 of `sample_key`; positions: (n,) int64, the index of the token to draw, counted from the start of the prompt.
-        Returns (n, V) float32, valid until the next call.
+        keys: (n,) int64 of `token_keys`. Returns (n, V) float32, valid until the next call.
         """
         n = keys.shape[0]
-        key = _mix_tensor(keys + positions * _STEP).view(torch.int32).view(n, 2)
+        key = keys.view(torch.int32).view(n, 2)
         low, high = key[:, :1], key[:, 1:]  # (n, 1) each
         bits, shifted, noise = self._bits[:n], self._shifted[:n], self._noise[:n]
         torch.bitwise_xor(self._tokens, low, out=bits).mul_(_MULTIPLIERS[0])

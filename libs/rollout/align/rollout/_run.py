@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from align.model import Decoder, KVCache, Stepper
-from align.rollout._noise import Noise, sample_key
+from align.rollout._noise import Noise, sample_key, token_keys
 from align.rollout._sampling import RolloutError, SamplingParams, draw
 from align.rollout._stops import StopStrings
 from align.rollout._types import Sample
@@ -20,7 +20,6 @@ _TOKEN = 0  # the last token, not yet in the cache
 _POSITION = 1  # its position, counted from the start of the prompt
 _CELL = 2  # where its successor goes in the flat result buffers
 _END = 3  # the cell that must not be written any more
-_KEY = 4  # noise key
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,10 @@ class Run:
         self._ids = torch.zeros(count * self._width, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(count * self._width, device=device)
         self._raw_logprobs = torch.zeros_like(self._logprobs)
+        self._keys = torch.zeros_like(self._ids)  # noise keys, made for all its tokens when a sample enters
         self._lengths = torch.zeros(count, dtype=torch.int64, device=device)
         self._stopped = torch.zeros(count, dtype=torch.bool, device=device)
-        self._state = torch.zeros(5, self._rows, dtype=torch.int64, device=device)
+        self._state = torch.zeros(4, self._rows, dtype=torch.int64, device=device)
         self._active = 0
         self._bound = 0  # above the position of every running row
         # Long prompts first: rows of one prefill are of like length, and the long samples don't run alone at the end.
@@ -97,14 +97,20 @@ class Run:
             length = self._prompt_cache.max_length
             self._cache.k[:, first:last, :length] = self._prompt_cache.k.index_select(1, sources)
             self._cache.v[:, first:last, :length] = self._prompt_cache.v.index_select(1, sources)
-            columns = []
+            columns, keys = [], []
             for sample, _ in entering:
                 request = self._requests[sample // self._n]
                 cell = sample * self._width
-                columns.append((0, len(request.prompt) - 1, cell, cell + request.limit, sample_key(request.seed, sample % self._n)))
+                columns.append((0, len(request.prompt) - 1, cell, cell + request.limit))
+                keys.append(sample_key(request.seed, sample % self._n))
                 if self._stop_strings:
                     self._watchers.append(StopStrings(self._stop_strings, self._tokenizer, request.prompt))
-            self._state[:, first:last] = torch.tensor(columns, device=self._state.device).T
+            state = torch.tensor(columns, device=self._state.device).T  # (4, entering)
+            self._state[:, first:last] = state
+            ahead = torch.arange(self._width, device=state.device)
+            samples = torch.tensor([sample for sample, _ in entering], device=state.device)
+            positions = state[_POSITION, :, None] + 1 + ahead
+            self._keys.view(-1, self._width)[samples] = token_keys(torch.tensor(keys, device=state.device)[:, None], positions)
             self._active = last
             self._accept(self._prompt_logits.index_select(0, sources), first)
             self._measure()
@@ -125,14 +131,14 @@ class Run:
     def _accept(self, logits: torch.Tensor, first: int) -> None:
         """Draws and records the next token of rows first .. active - 1 from their logits (rows, V); rows that are done leave."""
         state = self._state[:, first : self._active]
-        position, cell = state[_POSITION].add_(1), state[_CELL]
-        noise = self._noise.negative_exponential(state[_KEY], position) if self._params.temperature else None
+        cell = state[_CELL]
+        noise = self._noise.negative_exponential(self._keys.index_select(0, cell)) if self._params.temperature else None
         tokens, logprobs, raw_logprobs = draw(logits, self._params, noise)
         self._ids.index_copy_(0, cell, tokens)
         self._logprobs.index_copy_(0, cell, logprobs)
         self._raw_logprobs.index_copy_(0, cell, raw_logprobs)
         state[_TOKEN] = tokens
-        cell.add_(1)
+        state[_POSITION : _CELL + 1].add_(1)
         stopped = self._stop_table.index_select(0, tokens)
         if self._stop_strings:
             hits = [watcher.push(token) for watcher, token in zip(self._watchers[first:], tokens.tolist(), strict=True)]

@@ -68,7 +68,7 @@ def draw(
     plain = params.temperature == 1
     probs = torch.softmax(logits if plain else logits / params.temperature, -1)
     kept = _filter(probs, params) if params.filtered else probs
-    tokens = (kept / negative_noise).argmin(-1)
+    tokens = (kept / negative_noise).min(-1).indices  # faster than argmin
     chosen = tokens.unsqueeze(-1)
     logprobs = kept.gather(-1, chosen).squeeze(-1).log()
     if params.filtered:
