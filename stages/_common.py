@@ -23,8 +23,7 @@ REPOSITORY = Path(__file__).absolute().parents[1]
 class ModelSection:
     """Which model."""
 
-    path: Annotated[Path, "directory in HF layout: config.json, tokenizer files and, unless from_scratch, weights"]
-    from_scratch: Annotated[bool, "initialise the weights from the seed; path then needs no weights"] = False
+    path: Annotated[Path, "directory in HF layout: config.json, *.safetensors, tokenizer files"]
     tokenizer: Annotated[str | None, "directory or vendored name of the tokenizer, where path has none"] = None
     dtype: Annotated[Literal["float32", "bfloat16"], "of the weights in memory and in checkpoints"] = "float32"
     device: Annotated[Literal["auto", "cpu", "cuda"], "auto: cuda where there is one and the model is not tiny"] = "auto"
@@ -88,17 +87,19 @@ def check_vocabulary(tokenizer: Tokenizer, config: ModelConfig, section: ModelSe
         )
 
 
-def pick_device(section: ModelSection, config: ModelConfig) -> torch.device:
-    if section.device == "cuda" and not torch.cuda.is_available():
+def pick_device(section: ModelSection, config: ModelConfig, *, planning: bool = False) -> torch.device:
+    """A plan may be for another machine's device."""
+    if section.device == "cuda" and not torch.cuda.is_available() and not planning:
         raise ConfigError("model.device is cuda, but torch sees no CUDA device here; use model.device=cpu")
     if section.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() and config.hidden_size >= 256 else "cpu")
     return torch.device(section.device)
 
 
-def build_model(section: ModelSection, directory: Path, config: ModelConfig, seed: int, device: torch.device) -> Decoder:
+def build_model(section: ModelSection, directory: Path | None, config: ModelConfig, seed: int, device: torch.device) -> Decoder:
+    """The directory's weights; without a directory new ones, made from the seed."""
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[section.dtype]
-    if section.from_scratch:
+    if directory is None:
         return init(config, seed, dtype).to(device)
     return load(directory, dtype=dtype, device=str(device))
 
@@ -117,7 +118,8 @@ def project_run(config: ModelConfig, *, device: torch.device, weight_bytes: int,
 def check_fit(projection: Projection, section: GuardSection, folder: Path) -> list[str]:
     """Compares a projection with this machine; returns the checks that failed and were let pass. Raises align.guard.Refused."""
     host = read_host(folder)
-    device = torch.cuda.mem_get_info()[0] / 2**30 if projection.shape.device == "cuda" else None
+    on_device = projection.shape.device == "cuda" and torch.cuda.is_available()
+    device = torch.cuda.mem_get_info()[0] / 2**30 if on_device else None
     small = projection.peak_gb < host.total_host_gb / 8  # such a run disturbs nobody, and a busy machine only slows it down
     try:
         return preflight(

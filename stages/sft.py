@@ -42,18 +42,22 @@ from align.data import (
 )
 from align.evals import Item
 from align.guard import Projection, Refused
-from align.model import load_config
+from align.model import ModelConfig, load_config
 from align.tokenizer import Tokenizer
 from align.tracking import Progress, RunDir, environment, read_history
 from align.train import CheckpointConfig, EvalConfig, OptimizerConfig, ScheduleConfig, SftModule, TrainConfig, Trainer, TrainerConfig, to_device, validate
+
+
+DEFAULT_MODEL = Path("stages/models/arithmetic")
+GENERATED_ROWS = 20000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SftModelSection(ModelSection):
     """Which model is trained."""
 
-    path: Annotated[Path, "directory in HF layout: config.json, tokenizer files and, unless from_scratch, weights"] = Path("stages/models/arithmetic")
-    from_scratch: Annotated[bool, "initialise the weights from the seed; path then needs no weights"] = True
+    path: Annotated[Path, "directory in HF layout: config.json, tokenizer files and, unless from_scratch, weights"] = DEFAULT_MODEL
+    from_scratch: Annotated[bool | None, "initialise the weights from the seed; none: only those of the default model"] = None
     plan_config: Annotated[Path | None, "directory whose config.json a dry run plans with while path is not there"] = None
 
 
@@ -62,7 +66,7 @@ class DataSection:
     """What is trained on."""
 
     source: Annotated[str, "arithmetic (generated), gsm8k_train (bundled), or a JSONL file of messages, prompt and completion, or text"] = "arithmetic"
-    rows: Annotated[int | None, "arithmetic: how many to generate; else the first so many of the file; none: all"] = 20000
+    rows: Annotated[int | None, "the first so many; none: all of a file, 20000 generated ones"] = None
     mix: Annotated[tuple[float, float, float], "arithmetic: shares of worked and boxed, bare boxed, worked without a box"] = (0.4, 0.4, 0.2)
     chat: Annotated[bool, "put prompt and completion into the model's chat template"] = False
     system: Annotated[str | None, "system message for chat rows that have none"] = None
@@ -114,11 +118,12 @@ def sft(call: Invocation[SftConfig]) -> int:
     encoded = encode(train_rows, rows.kind, tokenizer, config.data)
     held = encode(held_rows, rows.kind, tokenizer, config.data) if held_rows else None
     say(f"         {encoded.summary()}")
+    check_window(max(part.lengths.max() for part in (encoded, held) if part is not None), model_config)
     loader = Loader(encoded, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, max_length=config.data.max_length,
                     packing=config.data.packing, seed=config.seed, pad_id=tokenizer.pad_id or 0)  # fmt: skip
 
     # Preflight: does it fit?
-    device = pick_device(config.model, model_config)
+    device = pick_device(config.model, model_config, planning=call.dry_run)
     run_dir = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("sft-%Y%m%d-%H%M%S")
     projection = project_run(
         model_config, device=device, weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
@@ -131,7 +136,8 @@ def sft(call: Invocation[SftConfig]) -> int:
     ignored = check_fit(projection, config.guard, run_dir)
 
     # Build.
-    model = build_model(config.model, directory, model_config, config.seed, device)
+    from_scratch = config.model.path == DEFAULT_MODEL if config.model.from_scratch is None else config.model.from_scratch
+    model = build_model(config.model, None if from_scratch else directory, model_config, config.seed, device)
     module = SftModule(model)
     checkpoint = load(path) if call.resume and (path := latest(run_dir / "checkpoints")) else None
     threads = torch.get_num_threads()
@@ -140,13 +146,15 @@ def sft(call: Invocation[SftConfig]) -> int:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     say(f"model    {parameters:,} parameters, {config.model.dtype}, {device}, {threads} thread{'s' * (threads > 1)}")
     say(f"run      {run.path}")
+    if parameters > 10_000_000 and config.optimizer.lr > 1e-3:
+        say(f"note     optimizer.lr {config.optimizer.lr:g} suits the default task; a model of this size wants about 1e-5 (see stages/configs)")
 
     # Train, evaluate before and after.
     problems = judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
     evaluation = Evaluation(config, module, tokenizer, problems, held, run)
     if config.eval.enabled and checkpoint is None:
         run.eval(0, **evaluation.without_trace(0))
-    trainer = Trainer(config, module, loader=loader, run=run, tokenizer_files=directory, evaluate=evaluation,
+    trainer = Trainer(config, module, loader=loader, run=run, tokenizer_files=tokenizer.files[0].parent, evaluate=evaluation,
                       progress=Progress(config.train.max_steps, every=config.train.log_every, stream=sys.stderr),
                       may_change=("run_dir", "model.path"))  # fmt: skip
     result = trainer.fit(resume=checkpoint or call.resume, allow_change=call.allow_change)
@@ -165,10 +173,10 @@ def sft(call: Invocation[SftConfig]) -> int:
 
 
 def training_rows(section: DataSection) -> RowSet:
+    if section.rows is not None and section.rows < 1:
+        raise ConfigError(f"data.rows is {section.rows}; it must be at least 1, or none for all")
     if section.source == "arithmetic":
-        if section.rows is None:
-            raise ConfigError("data.rows is none, but arithmetic rows are generated; say how many, data.rows=20000")
-        made = arithmetic_demonstrations(section.rows, seed=0, mix=section.mix)
+        made = arithmetic_demonstrations(section.rows or GENERATED_ROWS, seed=0, mix=section.mix)
         return RowSet(made, "completion", Path("arithmetic"), "")
     if section.source == "gsm8k_train":
         found = RowSet(gsm8k_rows(bundled("gsm8k_train")), "completion", Path("gsm8k_train"), "")
@@ -185,6 +193,15 @@ def training_rows(section: DataSection) -> RowSet:
 def encode(rows: list[dict], kind: str, tokenizer: Tokenizer, section: DataSection) -> Encoded:
     return encode_rows(rows, tokenizer, kind=kind, max_length=section.max_length, overlong=section.overlong, template=section.template,
                        system=section.system)  # fmt: skip
+
+
+def check_window(longest: int, model_config: ModelConfig) -> None:
+    """Raises ConfigError when a document is longer than the model's window."""
+    if longest > model_config.max_length:
+        raise ConfigError(
+            f"the longest document has {longest} tokens, the model's window {model_config.max_length} (max_position_embeddings); set "
+            f"data.max_length={model_config.max_length}, and longer ones are truncated or dropped as data.overlong says"
+        )
 
 
 def plan(config: SftConfig, encoded: Encoded, projection: Projection, run_dir: Path) -> int:
