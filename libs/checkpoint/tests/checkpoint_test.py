@@ -231,11 +231,13 @@ def test_a_newer_format_is_refused_and_an_older_migrated(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("missing", TOKENIZER)
-def test_tokenizer_files_all_or_none(tmp_path, tokenizer, missing, monkeypatch):
+def test_tokenizer_files_all_or_none_or_the_fallback(tmp_path, tokenizer, missing, monkeypatch):
+    vendored = tokenizer_in(tmp_path / "vendored")
+    (vendored / "tokenizer.json").write_text("the vendored one")
     read = Path.read_bytes
 
     def fails(path):
-        if path.name == missing:
+        if path == tokenizer / missing:
             raise OSError(errno.EIO, "Input/output error", str(path))
         return read(path)
 
@@ -244,6 +246,10 @@ def test_tokenizer_files_all_or_none(tmp_path, tokenizer, missing, monkeypatch):
         path = write(tmp_path / "c", 1, tokenizer_files=tokenizer)
     assert not set(names(path)) & set(TOKENIZER)
     assert latest(tmp_path / "c") == path
+    with pytest.warns(CheckpointWarning, match=r"Input/output error.*the checkpoint has those of .*vendored"):
+        path = write(tmp_path / "c", 2, tokenizer_files=tokenizer, fallback_tokenizer=vendored)
+    assert set(names(path)) >= set(TOKENIZER)
+    assert (path / "tokenizer.json").read_text() == "the vendored one"
 
 
 def test_a_directory_without_tokenizer(tmp_path):

@@ -150,12 +150,16 @@ def test_a_disk_error_at_every_file_operation(tmp_path, monkeypatch, no_waiting,
 
 
 def test_the_manifest_is_last_and_everything_is_durable_before_the_rename(tmp_path, monkeypatch, tokenizer):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     seen = operations(monkeypatch, lambda: write(tmp_path / "c", 5, tokenizer_files=tokenizer))
     created = [path for operation, path in seen if operation == "create"]
     synced = [path for operation, path in seen if operation == "sync"]
+    partial = tmp_path / "c" / ".step-000005.partial"
+    assert flushed == [*map(str, synced), str(partial), str(tmp_path / "c")]
     assert created == synced and created[-1].name == "manifest.json"
     assert [operation for operation, _ in seen][-4:] == ["sync", "syncdir", "rename", "syncdir"]
-    assert all(path.parent.name == ".step-000005.partial" for path in created)
+    assert all(path.parent == partial for path in created)
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def made(path, *, module=Noisy, at=None, dtype=torch.bfloat16, packing=True, dat
         schedule=ScheduleConfig(warmup_steps=2),
         optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.1),
     )
-    trainer_arguments = {name: fields.pop(name) for name in ("evaluate", "progress", "may_change") if name in fields}
+    trainer_arguments = {name: fields.pop(name) for name in ("evaluate", "progress", "may_change", "fallback_tokenizer") if name in fields}
     for name, value in fields.items():
         section, _, field = name.partition("__")
         changed = dataclasses.replace(getattr(config, section), **{field: value}) if field else value

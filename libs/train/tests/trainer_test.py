@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from train_cases import MODEL, documents, made, resumed, run_to_the_end, state_of, terminate
 
-from align.checkpoint import latest
+from align.checkpoint import CheckpointWarning, latest
 from align.data import Loader
 from align.model import init
 from align.model import load as load_model
@@ -241,6 +241,21 @@ def test_a_checkpoint_is_a_model_directory(tmp_path):
     assert {"config.json", "model.safetensors", "tokenizer.json", "optimizer.safetensors"} <= set(state_of(result))
     model = load_model(result.checkpoint)
     assert model.output_weight.dtype == torch.bfloat16 and model.config.vocab_size == 72
+
+
+def test_tokenizer_files_that_vanish_during_a_run(tmp_path):
+    for name in ("own", "vendored"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(name)
+
+    def vanish(loss):
+        (tmp_path / "own" / "tokenizer.json").unlink()
+        return loss
+
+    trainer, _, _ = made(tmp_path / "run", at={1: vanish}, tokenizer=tmp_path / "own", fallback_tokenizer=tmp_path / "vendored")
+    with pytest.warns(CheckpointWarning, match="has those of"):
+        result = trainer.fit()
+    assert (result.checkpoint / "tokenizer.json").read_text() == "vendored"
 
 
 def test_progress_lines_and_threads(tmp_path, capsys, monkeypatch):

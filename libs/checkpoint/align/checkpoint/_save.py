@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import warnings
@@ -27,6 +28,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "tokenizer.model",
+    "tekken.json",
     "chat_template.jinja",
     "added_tokens.json",
     "vocab.json",
@@ -46,6 +48,7 @@ def save(
     keep: int,
     metric: float | None = None,
     per_rank_optimizer_state: bool = True,
+    fallback_tokenizer: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Writes `directory/step-NNNNNN`, durable and whole, then removes what `keep` no longer covers.
 
@@ -55,12 +58,14 @@ def save(
 
     Args:
         model: `state_dict()` has the names of an HF checkpoint, tied weights once; `config.with_dtype(name).to_hf()` gives config.json.
-        tokenizer_files: a directory whose tokenizer files are copied, all of them or, with a CheckpointWarning, none.
+        tokenizer_files: a directory whose tokenizer files are copied, all of them or none.
         trainer_state: JSON.
         tensors: what of the trainer's state is tensors; any names.
         keep: how many checkpoints stay, the one just written included.
         metric: higher is better; the checkpoint with the highest stays beside the `keep` newest. None for no measurement.
         per_rank_optimizer_state: one optimizer file a rank, or one for all.
+        fallback_tokenizer: a directory with the same tokenizer, such as a vendored one; its files are copied, with a CheckpointWarning,
+            when one of `tokenizer_files` can't be read. None: then the checkpoint has no tokenizer files, and the warning says so.
 
     Raises:
         CheckpointError: not enough room (checked before anything is written), a disk error, or state that can't be stored.
@@ -70,7 +75,9 @@ def save(
         raise CheckpointError(f"checkpoint.keep is {keep}; it must be at least 1, the checkpoint just written")
     target, partial = directory / _shelf.name_of(step), directory / _shelf.partial_name(step)
     try:
-        contents = _Contents.gather(model, optimizer, tokenizer_files, trainer_state, tensors, per_rank_optimizer_state)
+        contents = _Contents.gather(
+            model, optimizer, _tokenizer(tokenizer_files, fallback_tokenizer), trainer_state, tensors, per_rank_optimizer_state
+        )
         _shelf.sweep(directory, ("partial",))
         _check_room(directory, contents)
         found, _ = _shelf.entries(directory)
@@ -122,7 +129,7 @@ class _Contents:
         cls,
         model: nn.Module,
         optimizer: Optimizer,
-        tokenizer_files: str | os.PathLike[str] | None,
+        tokenizer: Mapping[str, bytes],
         trainer_state: Mapping[str, Any],
         tensors: Mapping[str, Tensor],
         per_rank: bool,
@@ -137,7 +144,7 @@ class _Contents:
         }
         if index is not None:
             texts["model.safetensors.index.json"] = _json(index)
-        texts |= _tokenizer(tokenizer_files)
+        texts |= tokenizer
         # transformers wants to know that the tensors are torch's.
         files: dict[str, tuple[Mapping[str, Tensor], dict[str, str]]] = {file: (part, {"format": "pt"}) for file, part in shards.items()}
         files[f"{name}.safetensors"] = (optimizer_tensors, {})
@@ -178,21 +185,22 @@ def _model_config(model: nn.Module) -> dict[str, Any]:
     return document
 
 
-def _tokenizer(source: str | os.PathLike[str] | None) -> dict[str, bytes]:
-    """The tokenizer's files, all that there are, or none: half a tokenizer loads and is another one."""
+def _tokenizer(source: str | os.PathLike[str] | None, fallback: str | os.PathLike[str] | None) -> dict[str, bytes]:
+    """The tokenizer's files, all that there are, or none of them: half a tokenizer loads and is another one."""
     if source is None:
         return {}
     try:
-        found = {name: (Path(source) / name).read_bytes() for name in TOKENIZER_FILES if name in os.listdir(source)}
-        if "tokenizer.json" not in found:
-            raise FileNotFoundError(2, "there is no tokenizer.json", str(source))
+        return _tokenizer_files(Path(source))
     except OSError as error:
-        warnings.warn(
-            f"the tokenizer files of {source} could not be read ({error}); the checkpoint has NONE of them, copy them yourself",
-            CheckpointWarning,
-            stacklevel=4,
-        )
-        return {}
+        instead = "the checkpoint has NONE of them, copy them yourself" if fallback is None else f"the checkpoint has those of {fallback}"
+        warnings.warn(f"the tokenizer files of {source} could not be read ({error}); {instead}", CheckpointWarning, stacklevel=3)
+        return {} if fallback is None else _tokenizer_files(Path(fallback))
+
+
+def _tokenizer_files(directory: Path) -> dict[str, bytes]:
+    found = {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if name in os.listdir(directory)}
+    if "tokenizer.json" not in found:
+        raise FileNotFoundError(errno.ENOENT, "there is no tokenizer.json", str(directory))
     return found
 
 

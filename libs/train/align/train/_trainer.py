@@ -96,6 +96,7 @@ class Trainer:
         evaluate: Callable[[int], dict[str, float]] | None = None,
         progress: Progress | None = None,
         may_change: Sequence[str] = (),
+        fallback_tokenizer: str | os.PathLike[str] | None = None,
     ) -> None:
         """Args:
             config: of the stage; its class inherits TrainerConfig.
@@ -104,6 +105,7 @@ class Trainer:
             evaluate: called with the step, in eval mode and without gradients; numbers by name.
             progress: None prints to stderr.
             may_change: fields of the stage's configuration that a resume need not compare.
+            fallback_tokenizer: as in align.checkpoint.save.
 
         Raises:
             TrainError: a value of the configuration that no run can have, named.
@@ -112,7 +114,8 @@ class Trainer:
         if config.train.threads:
             torch.set_num_threads(config.train.threads)
         self._config, self._module, self._loader, self._run = config, module, loader, run
-        self._tokenizer_files, self._evaluate = tokenizer_files, evaluate if config.eval.enabled else None
+        self._tokenizer_files, self._fallback_tokenizer = tokenizer_files, fallback_tokenizer
+        self._evaluate = evaluate if config.eval.enabled else None
         self._progress = progress or Progress(config.train.max_steps, every=config.train.log_every, stream=sys.stderr)
         self._may_change = tuple(may_change)
         self._identity = identity(config, module, loader.digest, tokenizer_files)
@@ -259,7 +262,7 @@ class Trainer:
         self._saved = save(
             self._run.checkpoints, self._now.step, model=self._module.model, optimizer=self._optimizer,
             tokenizer_files=self._tokenizer_files, trainer_state=state, tensors=tensors, keep=keep.keep, metric=metric,
-            per_rank_optimizer_state=self._config.train.per_rank_optimizer_state,
+            per_rank_optimizer_state=self._config.train.per_rank_optimizer_state, fallback_tokenizer=self._fallback_tokenizer,
         )  # fmt: skip
         self._run.alive()
 
