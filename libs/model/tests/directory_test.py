@@ -1,5 +1,6 @@
 """Model directories: what is written is read back bit for bit, in every spelling of config.json, and what is wrong is named."""
 
+import doctest
 import json
 import shutil
 from pathlib import Path
@@ -264,3 +265,8 @@ def test_shards_that_do_not_fit_the_index(directory):
 
 def test_load_config_alone(directory):
     assert load_config(directory).num_hidden_layers == 3
+
+
+def test_readme(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testfile(str(Path(__file__).parents[1] / "README.md"), module_relative=False).failed == 0
