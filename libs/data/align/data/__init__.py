@@ -7,6 +7,8 @@ from ._cursor import Cursor
 from ._encode import Encoded, Example, chat_rows, encode_rows
 from ._errors import DataError
 from ._gsm8k import bundled, gsm8k_rows
+from ._http import HubError
+from ._hub import Hub, HubFile, RemoteFile
 from ._loader import Loader, Step
 from ._mixture import Mixture
 from ._overlap import Decontaminated, Deduped, Hit, decontaminate, dedupe_rows
@@ -25,9 +27,13 @@ __all__ = [
     "Encoded",
     "Example",
     "Hit",
+    "Hub",
+    "HubError",
+    "HubFile",
     "Loader",
     "Mixture",
     "Prefetch",
+    "RemoteFile",
     "RowSet",
     "Shards",
     "Step",
