@@ -120,7 +120,7 @@ def check_fit(projection: Projection, section: GuardSection, folder: Path) -> li
     host = read_host(folder)
     on_device = projection.shape.device == "cuda" and torch.cuda.is_available()
     device = torch.cuda.mem_get_info()[0] / 2**30 if on_device else None
-    small = projection.peak_gb < host.total_host_gb / 8  # such a run disturbs nobody, and a busy machine only slows it down
+    small = projection.peak_gb < host.total_host_gb / 4  # such a run disturbs nobody, and a busy machine only slows it down
     try:
         return preflight(
             projection, available_host_gb=host.available_host_gb, total_host_gb=host.total_host_gb, free_disk_gb=host.free_disk_gb,
