@@ -13,6 +13,7 @@ from align.tokenizer._chat import Chat, Segment
 from align.tokenizer._decode import Decoder
 from align.tokenizer._errors import ChatError, PrefixWarning, TokenizerError, VendoredWarning
 from align.tokenizer._files import resolve_tokenizer, vendored, vendored_dir
+from align.tokenizer._report import Drift, Loss, LossReport
 from align.tokenizer._tokenizer import Encoding, Tokenizer
 
 __all__ = [
@@ -20,7 +21,10 @@ __all__ = [
     "Chat",
     "ChatError",
     "Decoder",
+    "Drift",
     "Encoding",
+    "Loss",
+    "LossReport",
     "PrefixWarning",
     "Segment",
     "Tokenizer",

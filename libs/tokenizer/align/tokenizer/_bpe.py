@@ -1,6 +1,7 @@
 """Byte-pair encoding of one word, and the cache of words.
 
-Symbols are token strings; a merge is looked up as "left<separator>right". With byte-level models a word is first written in
+Symbols are token strings; a merge is looked up as "left<separator>right". With an empty separator the ranks are those of whole tokens,
+and any two neighbours that make one merge (tiktoken's rule). With byte-level models a word is first written in
 GPT-2's byte alphabet, one printable character per byte.
 """
 
@@ -39,6 +40,9 @@ class Bpe(dict):
         self.unk, self.fuse_unk, self.ignore_merges, self.byte_level = unk, fuse_unk, ignore_merges, byte_level
         self.byte_tokens = [f"<0x{b:02X}>" for b in range(256)] if byte_fallback else None
         self.cache_words = cache_words
+        self.space = " "  # what a space in a word stands for
+        self._pairs = {key[0] + key[-1]: rank for key, rank in ranks.items() if len(key) == 2 + len(separator)}  # of single characters
+        self._whole_alphabet = byte_level and all(char in vocab for char in BYTE_TO_CHAR)
 
     def __missing__(self, word: str) -> tuple[int, ...]:
         ids = tuple(map(self.vocab.__getitem__, self.symbols(word)))
@@ -48,18 +52,25 @@ class Bpe(dict):
             self[word] = ids
         return ids
 
+    def written(self, word: str) -> str:
+        """The word in the vocabulary's writing."""
+        return to_alphabet(word) if self.byte_level else word.replace(" ", self.space)
+
     def symbols(self, word: str) -> list[str]:
         """The token strings of a word."""
-        if self.byte_level:
-            word = to_alphabet(word)
+        word = self.written(word)
         if self.ignore_merges and word in self.vocab:
             return [word]
-        parts = list(word)
-        if not all(map(self.vocab.__contains__, parts)):
-            parts = self._known(parts)
-        return self._merge(parts) if len(parts) <= _LONG else self._merge_long(parts)
+        if len(word) <= _LONG and (self._whole_alphabet or all(map(self.vocab.__contains__, word))):
+            pair = self._pairs.get
+            return self._merge(list(word), [pair(a + b, _INFINITE) for a, b in zip(word, word[1:])])
+        parts = self.first_symbols(word)
+        if len(parts) > _LONG:
+            return self._merge_long(parts)
+        rank, sep = self.ranks.get, self.separator
+        return self._merge(parts, [rank(a + sep + b, _INFINITE) for a, b in zip(parts, parts[1:])])
 
-    def _known(self, chars: list[str]) -> list[str]:
+    def first_symbols(self, chars: str) -> list[str]:
         """Characters that are no token become byte tokens, else the unknown token, else nothing."""
         parts: list[str] = []
         waiting = False  # an unknown token that is put down when the next known character comes, as the reference does
@@ -79,17 +90,15 @@ class Bpe(dict):
                 waiting = True
         return [*parts, self.unk] if waiting else parts
 
-    def _merge(self, parts: list[str]) -> list[str]:
-        """Merges the pair of lowest rank, leftmost first, until none is left."""
+    def _merge(self, parts: list[str], found: list[int]) -> list[str]:
+        """Merges the pair of lowest rank, leftmost first, until none is left; `found` holds the rank of each adjacent pair."""
         get, sep = self.ranks.get, self.separator
-        found = [get(a + sep + b, _INFINITE) for a, b in zip(parts, parts[1:])]
         while found:
             best = min(found)
             if best == _INFINITE:
                 break
             at = found.index(best)
-            token = parts[at] + parts.pop(at + 1)
-            parts[at] = token
+            token = parts[at] = parts[at] + parts.pop(at + 1)
             del found[at]
             if at < len(found):
                 found[at] = get(token + sep + parts[at + 1], _INFINITE)
@@ -138,42 +147,55 @@ def to_alphabet(word: str) -> str:
     return "".join(map(BYTE_TO_CHAR.__getitem__, word.encode()))
 
 
-# How a text of a SentencePiece-style model may be cut before merging, finest first. "Letters" are A–Z, a–z and everything beyond
-# ASCII but U+2581. Each pattern tiles every text, and whether it cuts between two characters depends on these two alone.
+# How a text of a SentencePiece-style model may be cut before merging, finest first; {also} are characters beyond ASCII that go with
+# ASCII punctuation, all others go with the ASCII letters. {space} is U+2581, and the space where it stands for U+2581. Each pattern
+# tiles every text, and whether it cuts between two characters depends on these two alone.
 _SEGMENTS = (
-    "\n|[0-9]|\u2581*(?:[^\\x00-@\\[-`{-\\x7f\u2581]+|[\\x00-\\x09\\x0b-/:-@\\[-`{-\\x7f]+)|\u2581+",
-    "\n|\u2581*[^\n\u2581]+|\u2581+",
-    "\n+|\u2581*[^\n\u2581]+|\u2581+",
+    "\n|[0-9]|[{space}]*(?:[^\\x00-@\\[-`{{-\\x7f\u2581{also}]+|[\\x00-\\x09\\x0b-\\x1f{other}!-/:-@\\[-`{{-\\x7f{also}]+)|[{space}]+",
+    "\n|[{space}]*[^\n{space}]+|[{space}]+",
+    "\n+|[{space}]*[^\n{space}]+|[{space}]+",
 )
+_ASCII_SEGMENTS = "\n|[0-9]| *(?:[A-Za-z]+|[\\x00-\\x09\\x0b-\\x1f!-/:-@\\[-`{-\\x7f]+)| +"  # the first, for ASCII texts
+_BESIDE_PUNCTUATION = re.compile("[!-/:-@\\[-`{-~]([^\\x00-\\x7f\u2581])|([^\\x00-\\x7f\u2581])(?=[!-/:-@\\[-`{-~])")
 
 
 def segmenter(bpe: Bpe):
-    """A `findall` that cuts a text where no merge can reach across, or None where no such cut is proved.
+    """A function that cuts a text where no merge can reach across, or None where no such cut is proved.
 
     A cut between two characters is lossless when no token that merging can reach holds them side by side: BPE never joins
     across it, and the two sides do not see each other. Byte and unknown tokens must take no part in merges, and
     unknown characters must not be fused across a cut.
     """
     sep = bpe.separator
-    parts = {part for merge in bpe.ranks for part in merge.split(sep)}
     if bpe.byte_level or not bpe.ranks or bpe.ignore_merges:
         return None
+    parts = set(sep.join(bpe.ranks).split(sep))
     if bpe.byte_tokens and (not all(t in bpe.vocab for t in bpe.byte_tokens) or not parts.isdisjoint(bpe.byte_tokens)):
         return None
-    if not bpe.byte_tokens and bpe.unk is not None:
+    if (not bpe.byte_tokens and bpe.unk is not None) or bpe.unk in parts:
         return None
-    if bpe.unk in parts:
-        return None
-    for pattern in _SEGMENTS:
-        one_word = re.compile(pattern)
-        if all(map(one_word.fullmatch, (merge.replace(sep, "") for merge in bpe.ranks))):
-            return one_word.findall
-    reachable = _reachable(bpe)
-    for pattern in _SEGMENTS:
-        one_word = re.compile(pattern)
-        if all(map(one_word.fullmatch, reachable)):
-            return one_word.findall
+    raw = bpe.space != " "
+    for products in ([merge.replace(sep, "") for merge in bpe.ranks], _reachable(bpe)):
+        also = "".join(sorted({a or b for a, b in _BESIDE_PUNCTUATION.findall("\n".join(products))}))
+        for pattern in _SEGMENTS:
+            filled = pattern.format(also=re.escape(also), space=" \u2581" if raw else "\u2581", other="" if raw else " ")
+            if all(map(re.compile(filled).fullmatch, products)):
+                return _Segmenter(filled, _ASCII_SEGMENTS if raw and pattern is _SEGMENTS[0] else filled)
     return None
+
+
+class _Segmenter:
+    """The proved cut; a class, so that tokenizers can be pickled."""
+
+    def __init__(self, pattern: str, ascii_pattern: str):
+        self.patterns = pattern, ascii_pattern
+        self._any, self._ascii = re.compile(pattern).findall, re.compile(ascii_pattern).findall
+
+    def __reduce__(self):
+        return _Segmenter, self.patterns
+
+    def __call__(self, text: str) -> list[str]:
+        return self._ascii(text) if text.isascii() else self._any(text)
 
 
 def _reachable(bpe: Bpe) -> set[str]:

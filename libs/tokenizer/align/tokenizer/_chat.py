@@ -6,6 +6,7 @@ from typing import NamedTuple
 from align.tokenizer import _values as V
 from align.tokenizer._errors import ChatError
 from align.tokenizer._evaluate import Renderer
+from align.tokenizer._offsets import Walk
 from align.tokenizer._template import parse_template
 
 
@@ -202,8 +203,6 @@ def _encode(tokenizer, text: str, starts: list[int], compat: bool):
 
 
 def _safe(tokenizer, text: str, theirs: list[tuple[int, int]], start: int, end: int):
-    from align.tokenizer._offsets import encode_with_offsets
-
     marks = bytearray(end - start)
     for a, b in theirs:
         for i in range(max(a, start), min(b, end)):
@@ -212,7 +211,7 @@ def _safe(tokenizer, text: str, theirs: list[tuple[int, int]], start: int, end: 
     def skip(token, a, b):
         return any(marks[a:b])
 
-    found = encode_with_offsets(tokenizer, text[start:end], False, skip, "char")
+    found = Walk(tokenizer, text[start:end], skip, "char")
     return found.ids, [(a + start, b + start) for a, b in found.offsets]
 
 

@@ -8,9 +8,11 @@ import zlib
 from pathlib import Path
 
 from align.tokenizer._errors import TokenizerError, VendoredWarning
+from align.tokenizer._sources import from_sentencepiece, from_tekken
 from align.tokenizer._unicode import ASSETS
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json")
+_SOURCES = ("tokenizer.json", "tokenizer.json.gz", "tekken.json", "tekken.json.gz", "tokenizer.model")
 VENDORED = {"mistral-7b-v0.3": ("mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-instruct-v0.3")}
 
 
@@ -48,14 +50,23 @@ def _config(directory: Path) -> dict:
 
 def load(cls, path: Path):
     if path.is_dir():
-        candidates = [path / "tokenizer.json", path / "tokenizer.json.gz"]
-        found = next((p for p in candidates if p.is_file()), None)
+        found = next((p for p in (path / name for name in _SOURCES) if p.is_file()), None)
         if found is None:
-            raise TokenizerError(f"{path}: no tokenizer.json in this directory")
-        return cls(_json(found), _config(path), where=str(found), files=_present(path, found))
+            raise TokenizerError(f"{path}: no tokenizer.json in this directory (nor tekken.json, nor tokenizer.model)")
+        return cls(_data(found), _config(path), where=str(found), files=_present(path, found))
     if not path.is_file():
         raise TokenizerError(f"{path}: no such file or directory; give a model directory or a tokenizer.json")
-    return cls(_json(path), _config(path.parent), where=str(path), files=_present(path.parent, path))
+    return cls(_data(path), _config(path.parent), where=str(path), files=_present(path.parent, path))
+
+
+def _data(path: Path) -> dict:
+    """The file as tokenizer.json data: itself, or converted from tekken.json or SentencePiece's .model."""
+    if path.suffix == ".model":
+        return from_sentencepiece(_read(path), str(path))
+    data = _json(path)
+    if "model" not in data and isinstance(data.get("vocab"), list):
+        return from_tekken(data, str(path))
+    return data
 
 
 def _present(directory: Path, main: Path) -> list[Path]:

@@ -1,8 +1,12 @@
 """tokenizer.json's `model` as a Bpe, checked whole at load."""
 
+import hashlib
+import json
+
 from align.tokenizer._bpe import Bpe
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node
+from align.tokenizer._unicode import ASSETS
 
 
 def model_from(node: Node, byte_level: bool) -> Bpe:
@@ -17,7 +21,10 @@ def model_from(node: Node, byte_level: bool) -> Bpe:
     if node.get("dropout", (int, float), 0):
         node.fail("'dropout' is not supported: ids would differ from call to call")
     vocab = _vocabulary(node)
-    ranks, separator = _merges(node, vocab)
+    if node.value.get("ranks") is not None:  # our own form of tiktoken-style files
+        ranks, separator = node.get("ranks", dict), ""
+    else:
+        ranks, separator = _merges(node, vocab)
     unk = node.get("unk_token", str, None)
     if unk is not None and unk not in vocab:
         node.fail(f"unk_token {unk!r} is not in the vocabulary")
@@ -85,3 +92,16 @@ def _name_missing(node: Node, pairs: list[str], separator: str, vocab: dict[str,
         for token in (left, right, left + right):
             if token not in vocab:
                 raise TokenizerError(f"{node.path}.merges[{i}]: token {token!r} is not in the vocabulary")
+
+
+def fingerprint(data: dict, bpe: Bpe) -> str:
+    """sha256 over all that ids and texts depend on; the two spellings of merges give the same one."""
+    model = {key: value for key, value in data["model"].items() if key not in ("vocab", "merges", "ranks")}
+    parts = [
+        sorted(bpe.vocab.items(), key=lambda item: item[1]),
+        [rank.split(bpe.separator) if bpe.separator else rank for rank in bpe.ranks],
+        model,
+        {key: value for key, value in data.items() if key in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder")},
+        [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((ASSETS / "unicode").glob("*.json"))],
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,93 +1,190 @@
-"""Offsets of tokens, and the fingerprint."""
+"""Where each token comes from.
 
-import hashlib
-import json
+Almost every text is its own normal form, and almost every pre-tokenizer only cuts: then a token's place is counted from its
+word's. Where a normaliser changed something, each character carries its span of the original.
+"""
+
+from itertools import accumulate, chain
 
 from align.tokenizer import _unicode as U
-from align.tokenizer._bpe import BYTE_TO_CHAR, Bpe, to_alphabet
+from align.tokenizer._bpe import BYTE_TO_CHAR, Bpe
 
 
-def encode_with_offsets(tokenizer, text, add_special_tokens, skip, unit):
-    from align.tokenizer._tokenizer import Encoding
+class Places(dict):
+    """Per word, the length in characters of each of its tokens; `odd` holds the words that tokens do not tile so simply, with the
+    (first, last + 1) characters of each token."""
 
-    ids, offsets = [], []
-    at = 0
-    for start, end, token in [*tokenizer._raw_matcher.matches(text, skip), (len(text), len(text), None)]:
-        if start > at:
-            _stretch(tokenizer, text[at:start], at, skip, ids, offsets)
-        if token is not None:
-            ids.append(token.id)
-            offsets.append((start, end))
-        at = end
-    if unit == "byte":
-        offsets = _bytes_of(tokenizer, text, ids, offsets)
-    elif tokenizer._post.trim_offsets:
-        offsets = [_trimmed(tokenizer, i, *pair) for i, pair in enumerate(zip(ids, offsets))]
-    if add_special_tokens:
-        before, after = tokenizer._post.before, tokenizer._post.after
-        return Encoding([*before, *ids, *after], [(0, 0)] * len(before) + offsets + [(0, 0)] * len(after))
-    return Encoding(ids, offsets)
+    def __init__(self, bpe: Bpe, text_of: dict[int, str]):
+        super().__init__()
+        self._bpe, self._text_of = bpe, text_of
+        self.odd: dict[str, tuple[tuple[int, int], ...]] = {}
 
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        sizes = tuple([len(self._text_of[i]) for i in self._bpe[word]])
+        if sum(sizes) != len(word):
+            ranges = char_ranges(self._bpe, word)
+            sizes = tuple([b - a for a, b in ranges])
+            if [a for a, _ in ranges] != list(accumulate(sizes, initial=0))[:-1] or sum(sizes) != len(word):
+                self.odd[word] = ranges
+        if len(word) <= 256 or word in self.odd:
+            self[word] = sizes
+        return sizes
 
-def _stretch(tokenizer, text, base, skip, ids, offsets):
-    """Appends the ids and character offsets of a stretch without raw added tokens, which begins at `base`."""
-    spans = [(i, i + 1) for i in range(base, base + len(text))]
-    if tokenizer._normaliser:
-        text, spans = tokenizer._normaliser.aligned(text, spans)
+    def trim(self):
+        """Between texts, never within one: a cache that has grown large starts anew."""
+        if len(self) + len(self.odd) >= self._bpe.cache_words:
+            self.clear()
+            self.odd.clear()
 
-    def skip_here(token, start, end):  # `skip` takes places in the whole text
-        return skip(token, spans[start][0], spans[end - 1][1])
-
-    at = 0
-    for start, end, token in [*tokenizer._normal_matcher.matches(text, skip_here), (len(text), len(text), None)]:
-        if start > at:
-            for piece, piece_spans in tokenizer._pretokenizer.pieces(text[at:start], spans[at:start], base == 0 and at == 0):
-                _piece(tokenizer, piece, piece_spans, ids, offsets)
-        if token is not None:
-            ids.append(token.id)
-            offsets.append((spans[start][0], spans[end - 1][1]))
-        at = end
+    def ranges(self, word: str) -> list[tuple[int, int]]:
+        sizes = self[word]
+        if word in self.odd:
+            return list(self.odd[word])
+        ends = list(accumulate(sizes))
+        return list(zip([0, *ends], ends))
 
 
-def _piece(tokenizer, piece, spans, ids, offsets):
-    bpe, cache = tokenizer._bpe, tokenizer._offset_cache
-    at = 0
-    for word in tokenizer._segments(piece) if tokenizer._segments else [piece]:
-        ids += bpe[word]
-        where = cache.get(word)
-        if where is None:
-            where = char_ranges(bpe, word)
-            if len(word) <= 256:
-                if len(cache) >= bpe.cache_words:
-                    cache.clear()
-                cache[word] = where
-        for first, last in where:
-            offsets.append((spans[at + first][0], spans[at + last][1]))
-        at += len(word)
+class Walk:
+    """One text on its way to ids and offsets."""
+
+    def __init__(self, tokenizer, text: str, skip, unit: str):
+        self._tokenizer, self._text, self._skip = tokenizer, text, skip
+        self.ids: list[int] = []
+        self.offsets: list[tuple[int, int]] = []
+        self._starts = None
+        tokenizer._places.trim()
+        if unit == "byte":
+            self._starts = range(len(text) + 1) if text.isascii() else list(accumulate((len(c.encode()) for c in text), initial=0))
+        at = 0
+        for start, end, token in [*tokenizer._raw_matcher.matches(text, skip), (len(text), len(text), None)]:
+            if start > at:
+                self._stretch(text[at:start], at)
+            if token is not None:
+                self._token(token.id, start, end)
+            at = end
+        if tokenizer._post.trim_offsets and unit == "char":
+            self.offsets = [trimmed(tokenizer, i, *pair) for i, pair in enumerate(zip(self.ids, self.offsets))]
+
+    def _token(self, token_id: int, start: int, end: int):
+        self.ids.append(token_id)
+        self.offsets.append((self._starts[start], self._starts[end]) if self._starts else (start, end))
+
+    def _stretch(self, text: str, base: int):
+        """A stretch without raw added tokens, which begins at `base`."""
+        tokenizer, spans = self._tokenizer, None
+        if tokenizer._normaliser and tokenizer._normaliser.text(text) != text:
+            text, spans = tokenizer._normaliser.aligned(text, [(i, i + 1) for i in range(base, base + len(text))])
+
+        def original(start: int, end: int) -> tuple[int, int]:
+            return (spans[start][0], spans[end - 1][1]) if spans else (base + start, base + end)
+
+        def skip(token, start, end):  # self._skip takes places in the whole text
+            return self._skip(token, *original(start, end))
+
+        at = 0
+        for start, end, token in [*tokenizer._normal_matcher.matches(text, skip), (len(text), len(text), None)]:
+            if start > at:
+                part, first = text[at:start], base == 0 and at == 0
+                if spans is None and tokenizer._pretokenizer.simple and self._starts is None:
+                    self._words(tokenizer._pretokenizer.words(part, first), base + at, len(part))
+                else:
+                    part_spans = spans[at:start] if spans else [(i, i + 1) for i in range(base + at, base + start)]
+                    for piece, piece_spans in tokenizer._pretokenizer.pieces(part, part_spans, first):
+                        self._piece(piece, piece_spans)
+            if token is not None:
+                self._token(token.id, *original(start, end))
+            at = end
+
+    def _words(self, words: list[str], base: int, length: int):
+        """Words that tile the stretch, the first perhaps with a prefix that the text does not have."""
+        tokenizer = self._tokenizer
+        prefix = sum(map(len, words)) - length
+        if tokenizer._segments:
+            words = chain.from_iterable(map(tokenizer._segments, words))
+        words = list(words)
+        places, offsets = tokenizer._places, self.offsets
+        before, at = len(offsets), base - prefix
+        self.ids += chain.from_iterable(map(tokenizer._bpe.__getitem__, words))
+        sizes = list(chain.from_iterable(map(places.__getitem__, words)))
+        if places.odd.keys().isdisjoint(words):
+            ends = list(accumulate(sizes, initial=at))
+            offsets += zip(ends, ends[1:])
+        else:
+            starts = accumulate(map(len, words), initial=at)
+            offsets += [(at + a, at + b) for at, word in zip(starts, words) for a, b in places.ranges(word)]
+        if prefix:  # its characters share the place of the first one of the text
+            for i in range(before, min(before + prefix + 1, len(offsets))):
+                start, end = offsets[i]
+                offsets[i] = (max(start, base), max(end, base + 1))
+
+    def _piece(self, piece: str, spans):
+        tokenizer, at = self._tokenizer, 0
+        for word in tokenizer._segments(piece) if tokenizer._segments else [piece]:
+            self.ids += tokenizer._bpe[word]
+            if self._starts is None:
+                self.offsets += [(spans[at + a][0], spans[at + b - 1][1]) for a, b in tokenizer._places.ranges(word)]
+            else:
+                self.offsets += self._byte_ranges(word, at, spans)
+            at += len(word)
+
+    def _byte_ranges(self, word: str, at: int, spans) -> list[tuple[int, int]]:
+        """In bytes of the text: a token that holds a part of a character gets that part's bytes, where the character is the original's."""
+        out = []
+        for (a, b), (skipped, taken) in zip(self._tokenizer._places.ranges(word), byte_parts(self._tokenizer._bpe, word)):
+            (start, end), (last, stop) = spans[at + a], spans[at + b - 1]
+            low, high = self._starts[start], self._starts[stop]
+            if end == start + 1 and self._text[start] == word[a]:
+                low += skipped
+            if taken and stop == last + 1 and self._text[last] == word[b - 1]:
+                high = self._starts[last] + taken
+            out.append((low, high))
+        return out
 
 
-def char_ranges(bpe: Bpe, word: str) -> list[tuple[int, int]]:
-    """(first, last) character of each token of a word.
+def _byte_ends(bpe: Bpe, word: str) -> tuple[str, list[int]]:
+    """The word as the model sees it, and after how many of its bytes each token ends.
 
-    As in the reference, a token's place is counted in bytes of the tokens before it: where characters were dropped because
-    the vocabulary lacks them, what follows in the same word sits too far left.
+    As in the reference, bytes are counted over the tokens: where characters were dropped because the vocabulary lacks them, what
+    follows in the same word sits too far left.
     """
+    text = bpe.written(word)
     symbols = bpe.symbols(word)
-    text = to_alphabet(word) if bpe.byte_level else word
-    parts, lengths = _first_parts(bpe, text)
-    char_of_byte = [i for i, char in enumerate(text) for _ in char.encode()]
-    if bpe.byte_level:
-        origin = [i for i, char in enumerate(word) for _ in char.encode()]
-        char_of_byte = [origin[i] for i in char_of_byte]
-    out, at, k = [], 0, 0
+    parts, sizes = _first_parts(bpe, text)
+    ends, size, k = [], 0, 0
     for symbol in symbols:
-        size = taken = 0
+        taken = 0
         while taken < len(symbol):
             taken += len(parts[k])
-            size += lengths[k]
+            size += sizes[k]
             k += 1
-        out.append((char_of_byte[at], char_of_byte[at + size - 1]))
-        at += size
+        ends.append(size)
+    return text, ends
+
+
+def char_ranges(bpe: Bpe, word: str) -> tuple[tuple[int, int], ...]:
+    """(first, last + 1) characters of each token of a word; tokens that share a character both get it."""
+    text, ends = _byte_ends(bpe, word)
+    char_of = [i for i, char in enumerate(text) for _ in char.encode()]
+    if bpe.byte_level:
+        origin = [i for i, char in enumerate(word) for _ in char.encode()]
+        char_of = [origin[i] for i in char_of]
+    return tuple((char_of[a], char_of[b - 1] + 1) for a, b in zip([0, *ends], ends))
+
+
+def byte_parts(bpe: Bpe, word: str) -> list[tuple[int, int]]:
+    """For each token of a word: how many bytes of its first character came before it, and how many bytes of its last character it and
+    those before it hold (0 where it holds the whole)."""
+    text, ends = _byte_ends(bpe, word)
+    where = [(k, len(char.encode())) for char in word for k in range(len(char.encode()))]
+    if bpe.byte_level:
+        alphabet = list(accumulate((len(c.encode()) for c in text), initial=0))
+        ends = [alphabet.index(end) if end in alphabet else None for end in ends]
+        if None in ends:  # dropped characters have moved the count into the middle of one
+            return [(0, 0)] * len(ends)
+    out = []
+    for a, b in zip([0, *ends], ends):
+        k, size = where[b - 1]
+        out.append((where[a][0], k + 1 if k + 1 < size else 0))
     return out
 
 
@@ -95,23 +192,21 @@ def _first_parts(bpe: Bpe, text: str) -> tuple[list[str], list[int]]:
     """What a word is made of before merging, with the bytes of each part."""
     if bpe.ignore_merges and text in bpe.vocab:
         return [text], [len(text.encode())]
-    parts, lengths = [], []
+    parts, sizes = [], []
     for char in text:
-        known = bpe._known([char])
+        known = bpe.first_symbols(char)
         size = len(char.encode())
         if known == [bpe.unk] and char not in bpe.vocab:
             if bpe.fuse_unk and parts and parts[-1] is bpe.unk:
-                lengths[-1] += size
+                sizes[-1] += size
                 continue
-            parts.append(bpe.unk)
-            lengths.append(size)
-            continue
+            known = [bpe.unk]
         parts += known
-        lengths += [size] if len(known) == 1 else [1] * len(known)
-    return parts, lengths
+        sizes += [size] if len(known) == 1 else [1] * len(known)
+    return parts, sizes
 
 
-def _trimmed(tokenizer, index, token_id, span):
+def trimmed(tokenizer, index: int, token_id: int, span: tuple[int, int]) -> tuple[int, int]:
     """ByteLevel's trim_offsets: spaces at the ends of a token are not part of its place."""
     token = tokenizer._text_of[token_id]
     spaces = [char == BYTE_TO_CHAR[32] or U.contains(U.property_set("s"), ord(char)) for char in token]
@@ -123,23 +218,3 @@ def _trimmed(tokenizer, index, token_id, span):
     if trailing and end >= trailing:
         end = max(end - trailing, start)
     return start, end
-
-
-def _bytes_of(tokenizer, text, ids, offsets):
-    """Character offsets as byte offsets; tokens that share a character get their own bytes of it."""
-    starts = [0]
-    for char in text:
-        starts.append(starts[-1] + len(char.encode()))
-    return [(starts[a], starts[b]) for a, b in offsets]
-
-
-def fingerprint(data: dict, bpe: Bpe) -> str:
-    model = {key: value for key, value in data["model"].items() if key not in ("vocab", "merges")}
-    parts = [
-        sorted(bpe.vocab.items(), key=lambda item: item[1]),
-        list(bpe.ranks) if bpe.separator == " " else [rank.split(bpe.separator) for rank in bpe.ranks],
-        model,
-        {key: value for key, value in data.items() if key in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder")},
-        [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((U.ASSETS / "unicode").glob("*.json"))],
-    ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

@@ -100,11 +100,16 @@ class PreTokenizer:
             self._tile = rest.pop().finder
         split_here = isinstance(self._prefix, Metaspace) and self._prefix.splitter is not None
         self.simple = not rest and not split_here
+        # Metaspace alone: spaces may stay, if the model reads a space as the replacement.
+        self.space = self._prefix.replacement if self.simple and not self._tile and isinstance(self._prefix, Metaspace) else None
 
     def words(self, text: str, first: bool) -> list[str]:
         """The pieces' texts. `first`: the stretch begins where the whole text begins."""
         if not self.simple:
             return [piece for piece, _ in self.pieces(text, None, first)]
+        if self.space:
+            wanted = self._prefix.scheme == "always" or (self._prefix.scheme == "first" and first)
+            return [" " + text if wanted and text and text[0] not in (" ", self.space) else text]
         if self._prefix:
             text = self._prefix([(text, None)], first)[0][0]
         return self._tile.words(text) if self._tile else [text]

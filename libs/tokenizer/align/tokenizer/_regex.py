@@ -216,37 +216,59 @@ class Finder:
     """Cuts a text into matches and the stretches between them.
 
     `words(text)` gives adjacent pieces whose concatenation is the text; `pieces(text)` gives (piece, is_match).
+
+    Python's `re` walks through a class beyond the BMP range by range, which is slow. So there are two forms of the pattern: classes
+    cut down to the BMP for texts without astral characters (ASCII alone for ASCII texts), and one letter per class of characters for the rest.
     """
 
     def __init__(self, pattern: list, where: str):
-        sets = list(dict.fromkeys(p for p in pattern if not isinstance(p, str)))
-        self._map = U.ClassMap(sets)
+        self._pattern, self._where = pattern, where
+        self._sets = list(dict.fromkeys(p for p in pattern if not isinstance(p, str)))
+        self._map = U.ClassMap(self._sets)
         if len(self._map.blocks) > 0x80:
             raise TokenizerError(f"{where}: the pattern uses more than 128 classes of characters")
-        members = {s: self._class(s, i) for i, s in enumerate(sets)}
-        body = "".join(p if isinstance(p, str) else members[p] for p in pattern)
-        try:
-            # The second alternative takes what the pattern leaves over, up to its next match, so that findall tiles the text.
-            self._tiling = re.compile(f"(?:{body})|(?s:(?:(?!{body}).)+)")
-            self._match = re.compile(body)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise TokenizerError(f"{where}: Python cannot compile the pattern: {error}") from None
+        letters = {s: self._letters(s, i) for i, s in enumerate(self._sets)}
+        self._match = self._compile(letters)
+        self._covers = self._covered(letters)
+        self._tiling = self._tiled(letters)
+        self._bmp = None
 
-    def _class(self, members: U.CodeSet, index: int) -> str:
-        codes = [c for c in range(0x80) if U.contains(members, c)]
-        codes += [0x80 + i for i, block in enumerate(self._map.blocks) if block[index]]
-        if not codes:
-            return r"[^\x00-\U0010ffff]"
-        if len(codes) == 1:
-            return re.escape(chr(codes[0]))
-        ranges = U.from_ranges([(c, c) for c in codes])
-        pairs = [(ranges[i], ranges[i + 1] - 1) for i in range(0, len(ranges), 2)]
-        return "[" + "".join(f"\\x{a:02x}" if a == b else f"\\x{a:02x}-\\x{b:02x}" for a, b in pairs) + "]"
+    def _compile(self, classes: dict, tail: str = "") -> re.Pattern:
+        body = "".join(p if isinstance(p, str) else _class(classes[p]) for p in self._pattern)
+        try:
+            return re.compile(f"(?:{body})" + tail.format(body=body))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise TokenizerError(f"{self._where}: Python cannot compile the pattern: {error}") from None
+
+    def _tiled(self, classes: dict) -> re.Pattern:
+        """The pattern, and after it what it leaves over up to its next match, so that findall tiles the text."""
+        return self._compile(classes, "" if self._covers else "|(?s:(?:(?!{body}).)+)")
+
+    def _covered(self, letters: dict) -> bool:
+        """Whether some match begins at every place of every text: each letter alone must match an alternative without look-around."""
+        branches, depth = [[]], 0
+        for item in self._pattern:
+            depth += item.startswith("(") - (item == ")") if isinstance(item, str) else 0
+            if item == "|" and not depth:
+                branches.append([])
+            else:
+                branches[-1].append(item)
+        plain = [b for b in branches if not any(isinstance(i, str) and i[:3] in ("(?=", "(?!", "(?<", "(?>") for i in b)]
+        sure = re.compile("|".join("".join(i if isinstance(i, str) else _class(letters[i]) for i in b) for b in plain) if plain else "(?!)")
+        return all(sure.fullmatch(chr(code)) for code in range(0x80 + len(self._map.blocks)))
+
+    def _letters(self, members: U.CodeSet, index: int) -> U.CodeSet:
+        beyond = [(0x80 + i, 0x80 + i) for i, block in enumerate(self._map.blocks) if block[index]]
+        return U.union(U.intersect(members, (0, 0x80)), U.from_ranges(beyond))
 
     def words(self, text: str) -> list[str]:
         if text.isascii():
             return self._tiling.findall(text)
-        return cut(text, map(len, self._tiling.findall(text.translate(self._map))))
+        if len(text.encode("utf-16-le", "surrogatepass")) != 2 * len(text):  # astral characters; this is the fastest test
+            return cut(text, map(len, self._tiling.findall(text.translate(self._map))))
+        if self._bmp is None:
+            self._bmp = self._tiled({s: U.intersect(s, (0, 0x10000)) for s in self._sets})
+        return self._bmp.findall(text)
 
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """Every match and every stretch between two of them, in order."""
@@ -260,6 +282,16 @@ class Finder:
         if last < len(text):
             out.append((text[last:], False))
         return out
+
+
+def _class(members: U.CodeSet) -> str:
+    """A set as a class of `re`."""
+    if not members:
+        return r"[^\x00-\U0010ffff]"
+    if len(members) == 2 and members[1] == members[0] + 1:
+        return re.escape(chr(members[0]))
+    pairs = [(members[i], members[i + 1] - 1) for i in range(0, len(members), 2)]
+    return "[" + "".join(f"\\U{a:08x}" if a == b else f"\\U{a:08x}-\\U{b:08x}" for a, b in pairs) + "]"
 
 
 def cut(text: str, lengths) -> list[str]:

@@ -6,12 +6,12 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from align.tokenizer import _offsets
 from align.tokenizer._added import AddedToken, Matcher
 from align.tokenizer._bpe import segmenter
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node, added_from, decoder_from, normaliser_from, postprocessor_from, pretokenizer_from
-from align.tokenizer._model import model_from
+from align.tokenizer._model import fingerprint, model_from
+from align.tokenizer._offsets import Places, Walk
 
 SPECIAL_MODES = ("token", "text", "literal", "refuse")
 
@@ -41,11 +41,12 @@ class Tokenizer:
         self._normaliser = normaliser_from(root.child("normalizer"))
         self._pretokenizer, byte_level = pretokenizer_from(root.child("pre_tokenizer"))
         self._bpe = model_from(root.child("model"), byte_level)
+        self._bpe.space = self._pretokenizer.space or " "
         self._segments = segmenter(self._bpe)
         self._post = postprocessor_from(root.child("post_processor"))
         self._chain = decoder_from(root.child("decoder"))
         self._load_added(root)
-        self._offset_cache: dict = {}
+        self._places = Places(self._bpe, self._text_of)
         self._fingerprint: str | None = None
         for name in ("bos", "eos", "pad", "unk"):
             self._config_token(name)  # a config that names what is no token fails here, not in a run
@@ -97,8 +98,11 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """sha256 over vocabulary, merges, added tokens, normaliser, pre-tokenizer, post-processor, decoder and the Unicode tables."""
         if self._fingerprint is None:
-            self._fingerprint = _offsets.fingerprint(self._data, self._bpe)
+            self._fingerprint = fingerprint(self._data, self._bpe)
         return self._fingerprint
+
+    def __reduce__(self):
+        return _rebuilt, (self._data, self._config, self._where, self.files)
 
     # --- vocabulary
 
@@ -171,7 +175,17 @@ class Tokenizer:
         that takes several tokens is given to each of them). unit "byte": (start, end) in the UTF-8 bytes of the text."""
         if unit not in ("char", "byte"):
             raise TokenizerError(f"unit {unit!r} is neither 'char' nor 'byte'")
-        return _offsets.encode_with_offsets(self, text, add_special_tokens, self._skipper(text, special), unit)
+        found = Walk(self, text, self._skipper(text, special), unit)
+        if not add_special_tokens:
+            return Encoding(found.ids, found.offsets)
+        before, after = self._post.before, self._post.after
+        return Encoding([*before, *found.ids, *after], [(0, 0)] * len(before) + found.offsets + [(0, 0)] * len(after))
+
+    def encode_batch(self, texts: Sequence[str], *, processes: int = 1, add_special_tokens: bool = False, special: str = "token") -> list[list[int]]:
+        """`encode` of every text, in order; over `processes` processes where that is more than 1."""
+        from align.tokenizer._batch import encode_batch
+
+        return encode_batch(self, texts, processes, add_special_tokens, special)
 
     def _skipper(self, text: str, special: str):
         """Checks the text; says which matches of added tokens are left as text."""
@@ -243,6 +257,28 @@ class Tokenizer:
         """Like `decode`, with the bytes as they are."""
         return self._chain.bytes(self._tokens(_listed(ids), skip_special))
 
+    # --- reports
+
+    def loss_report(self, text: str):
+        """What a text loses on its way to ids and back; see `LossReport`."""
+        from align.tokenizer._report import loss_report
+
+        return loss_report(self, text)
+
+    def drift(self, ids: Sequence[int]):
+        """Whether decoding and encoding again gives the same ids, and where not; see `Drift`."""
+        from align.tokenizer._report import drift
+
+        return drift(self, ids)
+
+    def check_prefixes(self, messages, *, tools=None, template=None, variables=None) -> list[int]:
+        """The turns k for which the ids of messages[:k] are no prefix of those of the longer conversation, each with a PrefixWarning."""
+        from align.tokenizer._report import check_prefixes
+
+        return check_prefixes(self, messages, {"tools": tools, "template": template, "variables": variables})
+
+    # --- chat
+
     def render_chat(self, messages, *, tools=None, add_generation_prompt=False, template=None, variables=None, compat=False):
         """A conversation as text, ids and assistant mask; see `Chat`. Raises ChatError.
 
@@ -252,6 +288,10 @@ class Tokenizer:
         from align.tokenizer._chat import render_chat
 
         return render_chat(self, messages, tools, add_generation_prompt, template, variables, compat)
+
+
+def _rebuilt(data, config, where, files) -> Tokenizer:
+    return Tokenizer(data, config, where=where, files=files)
 
 
 def _listed(ids):

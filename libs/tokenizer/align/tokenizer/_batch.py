@@ -1,0 +1,47 @@
+"""Many texts over several processes."""
+
+from align.tokenizer._errors import TokenizerError
+
+_tokenizer = None
+
+
+def _start(tokenizer):
+    global _tokenizer
+    _tokenizer = tokenizer
+
+
+def _encode(job) -> list[list[int]]:
+    texts, add_special_tokens, special = job
+    return [_tokenizer.encode(text, add_special_tokens=add_special_tokens, special=special) for text in texts]
+
+
+def encode_batch(tokenizer, texts, processes: int, add_special_tokens: bool, special: str) -> list[list[int]]:
+    """In order. Processes are spawned, so that a parent with threads or a GPU is safe; a script that calls this needs the usual
+    `if __name__ == "__main__":`."""
+    if not isinstance(processes, int) or processes < 1:
+        raise TokenizerError(f"processes {processes!r} should be a number from 1")
+    texts = list(texts)
+    for text in texts:
+        tokenizer._skipper(text, special)  # errors come from here, with their text still at hand
+    if processes == 1 or len(texts) < 2:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens, special=special) for text in texts]
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    jobs = [(chunk, add_special_tokens, special) for chunk in _chunks(texts, processes * 4)]
+    with ProcessPoolExecutor(processes, get_context("spawn"), _start, (tokenizer,)) as pool:
+        return [ids for part in pool.map(_encode, jobs) for ids in part]
+
+
+def _chunks(texts: list[str], count: int) -> list[list[str]]:
+    """About `count` adjacent groups of about equally many characters."""
+    limit = sum(map(len, texts)) / count
+    out: list[list[str]] = [[]]
+    size = 0
+    for text in texts:
+        if size > limit and out[-1]:
+            out.append([])
+            size = 0
+        out[-1].append(text)
+        size += len(text)
+    return out
