@@ -85,6 +85,7 @@ def test_a_report_of_a_run_that_goes_on_was_killed_or_is_broken(tmp_path):
     run = RunDir.create(tmp_path / "r", config_toml="", env={})
     assert "no result: running or killed" in write_report(run.path).read_text()
     run.log(1, loss=1.0)
+    run.log(2, loss=0.5)
     with open(run.path / "history.jsonl", "ab") as file:
         file.write(b'{"st')
     assert "<h3>Loss</h3>" in write_report(run.path).read_text()
@@ -92,7 +93,7 @@ def test_a_report_of_a_run_that_goes_on_was_killed_or_is_broken(tmp_path):
         file.write(b'\n[]\n{"step": "x", "loss": 3, "deep": {"a": 1}}\n')
     (run.path / "stage_result.json").write_text("{")
     page = write_report(run.path).read_text()
-    assert "history.jsonl:2: not a JSON object" in page and "<h3>Loss</h3>" in page
+    assert "history.jsonl:3: not a JSON object" in page and "<h3>Loss</h3>" in page
     with pytest.raises(RunDirError, match=r"no history\.jsonl"):
         write_report(tmp_path)
 
@@ -188,3 +189,16 @@ def test_any_numbers_make_a_picture_within_its_frame(values):
     (2600, "2600"), (-0.5, "-0.5"), (math.nan, "nan")])
 def test_numbers_for_people(value, text):
     assert number(value) == text
+
+
+def test_a_run_of_one_evaluation_has_a_table_and_no_curves(tmp_path):
+    run = RunDir.create(tmp_path / "r", config_toml="", env={})
+    run.log(0, accuracy=0.25)
+    run.eval(0, accuracy=0.25, accuracy_low=0.2, accuracy_high=0.31)
+    for output in ("4", "5", "6", "7"):
+        run.sample(0, prompt="2+2?", output=output, problem=7, finish_reason="stop")
+    run.finish("done", stage="evaluate", steps=0, metrics={"after": {"accuracy": 0.25, "mean_tokens": 12.5}})
+    page = (run.path / "report.html").read_text()
+    assert "<h2>Results</h2>" in page and "Before" not in page and "<h2>Curves</h2>" not in page
+    assert "<td>accuracy</td><td>0.25</td><td>0.2 – 0.31</td>" in page and "<td>mean tokens</td><td>12.5</td><td></td>" in page
+    assert page.count('<p class="prompt">') == 1 and page.count("<pre>") == 3 + 2 and "problem" not in page and "finish" not in page

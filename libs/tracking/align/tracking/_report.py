@@ -15,6 +15,7 @@ from align.tracking._svg import Curve, chart, number
 _MAX_EVENTS = 200
 _MAX_SAMPLES = 8
 _NO_CURVE = {"step", "time", "epoch"}
+_NOT_TOLD = {"step", "prompt", "output", "completion", "correct", "problem", "sample"}
 # The policy lets no request leave the page, whatever a sample's text may try.
 _HEAD = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -52,7 +53,7 @@ def write_report(path: str | Path, *, result: Mapping[str, Any] | None = None) -
     if result is None:
         result = _read_json(path / "stage_result.json")
     stage = str(result.get("stage") or path.absolute().name)
-    body = [_header(path, stage, run, result), _tiles(run, result), _before_after(result), _charts(run), _events(run), _samples(run),
+    body = [_header(path, stage, run, result), _tiles(run, result), _before_after(run, result), _charts(run), _events(run), _samples(run),
             _files(path, result)]
     css = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
     title = escape(f"{stage}: {path.absolute().name}")
@@ -145,7 +146,7 @@ def _tiles(run: _Run, result: Mapping[str, Any]) -> str:
     rate = run.history.get("tokens_per_s")
     if rate and rate.count:
         tiles.append(("tokens/s, mean", number(sum(b.total for b in rate.buckets) / rate.count)))
-    skip = {"status", "stage", "steps", "wall_s", "reason", "checkpoint", "next"}
+    skip = {"status", "stage", "steps", "wall_s", "reason", "checkpoint", "next", "last_loss"}
     for key, value in result.items():
         if key not in skip and isinstance(value, (int, float)) and not isinstance(value, bool):
             tiles.append((_words(key), number(value)))
@@ -153,23 +154,39 @@ def _tiles(run: _Run, result: Mapping[str, Any]) -> str:
     return f'<dl class="tiles">{inner}</dl>'
 
 
-def _before_after(result: Mapping[str, Any]) -> str:
+def _before_after(run: _Run, result: Mapping[str, Any]) -> str:
+    """The table of metrics; without any from before, a table of results. Intervals are those of the last evaluation."""
     before, after = _metrics(result, "before"), _metrics(result, "after")
+    columns = ["metric", "before", "after", "change"] if before else ["metric", "value"]
+    intervals = {name: _interval(run, name) for name in [*before, *after]}
+    if any(intervals.values()):
+        columns.append("interval")
     rows = []
     for name in dict.fromkeys([*before, *after]):
-        old, new = before.get(name), after.get(name)
-        change, bar = "", ""
-        if isinstance(old, (int, float)) and isinstance(new, (int, float)) and math.isfinite(old) and math.isfinite(new):
-            change = f"{new - old:+.3g}"
-            if 0 <= old <= 1 and 0 <= new <= 1:
-                bars = f'<i style="width:{100 * new:.1f}%"></i><i class="before" style="width:{100 * old:.1f}%"></i>'
-                bar = f'<div class="track">{bars}</div>'
-        cells = "".join(f"<td>{text}</td>" for text in (escape(_words(name)), _cell(old), _cell(new), change))
+        old, new = _finite(before.get(name)), _finite(after.get(name))
+        change = f"{new - old:+.3g}" if old is not None and new is not None else ""
+        texts = {"metric": escape(_words(name)), "before": _cell(before.get(name)), "after": _cell(after.get(name)),
+                 "value": _cell(after.get(name)), "change": change, "interval": intervals[name]}
+        bar = ""
+        if new is not None and 0 <= new <= 1 and 0 <= (old or 0) <= 1:
+            bar = f'<i style="width:{100 * new:.1f}%"></i><i class="before" style="width:{100 * (old or 0):.1f}%"></i>'
+            bar = f'<div class="track">{bar}</div>'
+        cells = "".join(f"<td>{texts[column]}</td>" for column in columns)
         rows.append(f'<tr>{cells}<td class="bar">{bar}</td></tr>')
     if not rows:
         return ""
-    head = "".join(f"<th>{text}</th>" for text in ("metric", "before", "after", "change", ""))
-    return f'<h2>Before and after</h2><div class="table"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+    head = "".join(f"<th>{text}</th>" for text in [*columns, ""])
+    title = "Before and after" if before else "Results"
+    return f'<h2>{title}</h2><div class="table"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _finite(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _interval(run: _Run, name: str) -> str:
+    low, high = run.evals.get(f"{name}_low"), run.evals.get(f"{name}_high")
+    return f"{number(low.final)} – {number(high.final)}" if low and high else ""
 
 
 def _metrics(result: Mapping[str, Any], when: str) -> Mapping[str, Any]:
@@ -187,8 +204,11 @@ def _words(name: str) -> str:
 
 
 def _charts(run: _Run) -> str:
-    """The charts a reader looks for first, then one for every other number."""
-    history, evals = dict(run.history), dict(run.evals)
+    """The charts a reader looks for first, then one for every other number that varies; none where there is but one step."""
+    history = {name: series for name, series in run.history.items() if not name.startswith("total_")}
+    evals = dict(run.evals)
+    if len({bucket.first for series in [*history.values(), *evals.values()] for bucket in series.buckets}) < 2:
+        return ""
     figures = []
     steps = (min([s.buckets[0].first for s in [*history.values(), *evals.values()] if s.count], default=0.0), run.last_step)
 
@@ -205,6 +225,7 @@ def _charts(run: _Run) -> str:
     draw("Learning rate", lambda name: name == "lr" or name.startswith("lr_"), exact=True)
     draw("Gradient norm", lambda name: name == "grad_norm")
     draw("Tokens per second", lambda name: name == "tokens_per_s")
+    draw("Tokens a step", lambda name: name in ("tokens", "trained_tokens"))
     draw("Memory, GiB", lambda name: name.endswith("_gb"))
     for name in [*history, *evals]:
         series = history.get(name) or evals.get(name)
@@ -221,14 +242,16 @@ def _events(run: _Run) -> str:
 
 
 def _samples(run: _Run) -> str:
-    """Each prompt of the last evaluation with its output then and at the first."""
-    earlier = {str(record.get("prompt")): record for record in run.first_samples}
+    """Each prompt of the last evaluation with its outputs, and with its output at the first."""
+    earlier = {str(record.get("prompt")): record for record in reversed(run.first_samples)}
+    prompts: dict[str, list[dict[str, Any]]] = {}
+    for record in run.last_samples:
+        prompts.setdefault(str(record.get("prompt", "")), []).append(record)
     cards = []
-    for record in run.last_samples[:_MAX_SAMPLES]:
-        prompt = str(record.get("prompt", ""))
+    for prompt, records in list(prompts.items())[:_MAX_SAMPLES]:
         first = earlier.get(prompt)
-        shown = [record] if first is None or first.get("step") == record.get("step") else [first, record]
-        outputs = "".join(_output(one) for one in shown)
+        shown = records[:3] if first is None or first.get("step") == records[0].get("step") else [first, *records[:2]]
+        outputs = "".join(_output(record) for record in shown)
         cards.append(f'<article class="card"><p class="prompt">{escape(prompt)}</p><div class="pair">{outputs}</div></article>')
     return f'<h2>Samples</h2><div class="samples">{"".join(cards)}</div>' if cards else ""
 
@@ -240,7 +263,7 @@ def _output(record: dict[str, Any]) -> str:
         name, style = {True: ("right", "good"), False: ("wrong", "bad-badge")}.get(record["correct"], ("undecided", "wait"))
         marks.append(f'<span class="badge {style}">{name}</span>')
     for key, value in record.items():
-        if key not in {"step", "prompt", "output", "completion", "correct"} and value is not None:
+        if key not in _NOT_TOLD and value is not None and (key, value) != ("finish_reason", "stop"):
             label = number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
             marks.append(f"<span>{escape(_words(key))}: {escape(label)}</span>")
     shown = text if len(text) <= 4000 else text[:4000] + " …"
