@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import zlib
-from collections import Counter
 from io import BufferedReader
 from pathlib import Path
 
@@ -115,7 +114,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def api(self, path, fault):
         if path == f"/api/datasets/{REPO}/revision/main":
             return self.reply(200, json.dumps({"sha": COMMIT}).encode())
-        if path.startswith(f"/api/datasets/{REPO}/tree/{COMMIT}"):
+        if path in [f"/api/datasets/{REPO}/tree/{revision}" for revision in ("main", COMMIT)]:
             page = int(dict(p.split("=") for p in self.path.partition("?")[2].split("&")).get("cursor", 0))
             names = sorted(self.hub.files)
             entries = [{"type": "directory", "path": "data", "size": 0, "oid": "d"}] if page == 0 else []
@@ -123,7 +122,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 body = self.hub.files[name]
                 entries.append({"type": "file", "path": name, "size": len(body), "oid": git_blob(body)})
                 if len(body) > 1000:
-                    entries[-1]["lfs"] = {"oid": hashlib.sha256(body).hexdigest(), "size": len(body)}
+                    entries[-1]["lfs"] = {"oid": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 131}
             host = f"http://127.0.0.1:{self.hub.ports['other' if fault == 'page elsewhere' else 'hub']}"
             following = page if fault == "page again" else page + 1
             more = {"Link": f'<{host}{path}?recursive=true&cursor={following}>; rel="next"'} if 2 * page + 2 < len(names) else {}
@@ -460,6 +459,5 @@ def test_addresses_and_settings(monkeypatch, tmp_path):
 
 
 if __name__ == "__main__":
-    running = Server()
-    print(json.dumps({"url": running.url, "sent": Counter()}), flush=True)
+    print(Server().url, flush=True)
     sys.stdin.read()
