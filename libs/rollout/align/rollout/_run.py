@@ -80,10 +80,11 @@ class Run:
             if (self._read or self._waiting) and (free >= max(1, self._rows // 8) or not self._active):
                 self._admit(free)
             if self._active:
-                state = self._state[:, : self._active]
+                # Rows in eights, a few idle ones among them: the stepper has met most such numbers before.
+                state = self._state[:, : min(-(-self._active // 8) * 8, self._rows)]
                 hidden = self._stepper(state[_TOKEN], state[_POSITION], self._bound)
                 self._bound += 1
-                self._accept(self._model.lm_head(hidden), 0)
+                self._accept(self._model.lm_head(hidden[: self._active]), 0)
         return self._collect(weights_version)
 
     def _admit(self, free: int) -> None:
