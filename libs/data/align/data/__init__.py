@@ -6,7 +6,6 @@ from ._build import build_shards
 from ._cursor import Cursor
 from ._encode import Encoded, Example, chat_rows, encode_rows
 from ._errors import DataError
-from ._gsm8k import bundled, gsm8k_rows
 from ._http import HubError
 from ._hub import Hub, HubFile, RemoteFile
 from ._loader import Loader, Step
@@ -14,6 +13,7 @@ from ._mixture import Mixture
 from ._overlap import Decontaminated, Deduped, Hit, decontaminate, dedupe_rows
 from ._packing import efficiency, pack
 from ._prefetch import Prefetch
+from ._readers import bundled, gsm8k_rows, lean_rows, math500_rows, preference_rows, prm800k_rows, solution_pairs
 from ._rows import RowSet, read_rows, stream_rows
 from ._shards import Shards, open_shards
 from ._split import split_rows
@@ -49,9 +49,14 @@ __all__ = [
     "efficiency",
     "encode_rows",
     "gsm8k_rows",
+    "lean_rows",
+    "math500_rows",
     "open_shards",
     "pack",
+    "preference_rows",
+    "prm800k_rows",
     "read_rows",
+    "solution_pairs",
     "split_rows",
     "stream_rows",
 ]
