@@ -1,4 +1,4 @@
-"""Two gloo ranks: DTensor shards step as the whole parameter does; norm, skipping and state across ranks; FSDP2 against one rank.
+"""Two ranks (gloo, or NCCL for the GPU test): DTensor shards step as the whole does; norm, skipping, state; FSDP2 against one rank.
 
 Run as a script it is one rank. The ranks start once for all tests: every scenario runs on both and reports.
 """
@@ -15,13 +15,14 @@ import torch.distributed as dist
 from align.optim8bit import AdamW8bit, OptimizerError, merge_state_dicts
 
 SHAPES = {"even": (8, 128), "uneven": (5, 64), "one_row": (1, 4096), "odd": (7, 33), "bias": (9,), "short": (1,), "big": (66, 256)}
-OPTIONS = {"lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.05, "min_8bit_elems": 256, "seed": 3}
+DEVICE = os.environ.get("OPTIM8BIT_TEST_DEVICE", "cpu")
+OPTIONS = {"ieee": True, "lr": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.05, "min_8bit_elems": 256, "seed": 3}
 
 
 def whole(name: str, seed: int, scale: float, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """The same tensor on every rank."""
     generator = torch.Generator().manual_seed(1000 * seed + list(SHAPES).index(name))
-    return (torch.randn(SHAPES[name], generator=generator) * scale).to(dtype)
+    return (torch.randn(SHAPES[name], generator=generator) * scale).to(dtype).to(DEVICE)
 
 
 def make(placements=None, mesh=None, dtype=torch.bfloat16, **options):
@@ -52,9 +53,14 @@ def full(p: torch.Tensor) -> torch.Tensor:
     return p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach()
 
 
+def on_cpu(state: dict) -> dict:
+    entries = {name: {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in e.items()} for name, e in state["state"].items()}
+    return {**state, "state": entries}
+
+
 def gathered(optimizer) -> dict:
     states = [None] * dist.get_world_size()
-    dist.all_gather_object(states, optimizer.state_dict())
+    dist.all_gather_object(states, on_cpu(optimizer.state_dict()))
     return merge_state_dicts(states)
 
 
@@ -70,7 +76,7 @@ def meshes():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
 
-    flat, hybrid = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1))
+    flat, hybrid = init_device_mesh(DEVICE, (2,)), init_device_mesh(DEVICE, (2, 1))
     return {"shard": (flat, [Shard(0)]), "replicate": (flat, [Replicate()]), "hsdp": (hybrid, [Replicate(), Shard(0)])}
 
 
@@ -84,7 +90,7 @@ def scenario_step_equals_the_unsharded_one():
         assert again == pytest.approx(norms, rel=1e-12), placements
         for name, p in params.items():
             assert torch.equal(full(p), reference[name]), (name, placements)
-        assert_same_state(gathered(optimizer), one.state_dict())
+        assert_same_state(gathered(optimizer), on_cpu(one.state_dict()))
 
 
 def scenario_shards_hold_their_rows_only():
@@ -97,7 +103,7 @@ def scenario_shards_hold_their_rows_only():
     assert state["one_row"]["rows"] == [[0, 1], [1, 1]][rank] and state["one_row"]["block"] == 2048
     assert state["short"]["rows"] == [[0, 1], [1, 1]][rank]
     assert state["big"]["m_codes"].shape == (33, 256) and state["big"]["m_absmax"].shape == (33, 1)
-    total = torch.tensor(optimizer.state_bytes())
+    total = torch.tensor([optimizer.state_bytes()], device=DEVICE)
     dist.all_reduce(total)
     assert total == make()[1].state_bytes()
 
@@ -156,7 +162,9 @@ def scenario_a_rank_without_gradients_takes_part_in_the_norm():
     if dist.get_rank() == 0:
         from torch.distributed.tensor import distribute_tensor
 
-        params["even"].grad = distribute_tensor(torch.full((8, 128), 2.0, dtype=torch.bfloat16), mesh, placements, src_data_rank=None)
+        params["even"].grad = distribute_tensor(
+            torch.full((8, 128), 2.0, dtype=torch.bfloat16, device=DEVICE), mesh, placements, src_data_rank=None
+        )
     assert optimizer.step() == pytest.approx((4 * 128 * 4) ** 0.5)
 
 
@@ -166,7 +174,7 @@ def scenario_other_placements_are_refused_by_name():
 
     mesh, _ = meshes()["shard"]
     for placement in (Shard(1), _StridedShard(0, split_factor=1), Partial()):
-        p = distribute_tensor(torch.zeros(4, 64), mesh, [Replicate()])
+        p = distribute_tensor(torch.zeros(4, 64, device=DEVICE), mesh, [Replicate()])
         local = torch.distributed.tensor.DTensor.from_local(p.to_local(), mesh, [placement], run_check=False)
         with pytest.raises(OptimizerError, match=r"parameter layers\.0\.w is placed .*only Shard\(0\)"):
             AdamW8bit([("layers.0.w", torch.nn.Parameter(local))])
@@ -185,7 +193,7 @@ def scenario_fsdp2_follows_one_rank():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(50, 16, 64, generator=generator)
     y = x[..., :1].sin() + x[..., 1:2]
-    one, two = network(), network()
+    one, two, x, y = network().to(DEVICE), network().to(DEVICE), x.to(DEVICE), y.to(DEVICE)
     for layer in (two[0], two[2], two[4], two):
         fully_shard(layer, mesh=meshes()["shard"][0])
     options = {"lr": 3e-3, "weight_decay": 0.1, "max_grad_norm": 1.0}
@@ -209,7 +217,10 @@ SCENARIOS = {name.removeprefix("scenario_"): f for name, f in dict(globals()).it
 
 def rank_main(rank: int, store: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "gloo" if DEVICE == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2)
     for name, scenario in SCENARIOS.items():
         try:
             scenario()
@@ -223,32 +234,35 @@ def rank_main(rank: int, store: str) -> None:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    store = tmp_path_factory.mktemp("gloo") / "store"
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, __file__]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(store)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, __file__, "both", str(tmp_path_factory.mktemp("ranks") / "store")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    return dict(json.loads(line) for line in done.stdout.splitlines()) | {"error": done.stderr[-3000:]}
+
+
+def both(store: str) -> None:
+    """Start the two ranks and print [scenario, what both said] a line."""
+    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), store], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     results: dict[str, str] = {}
     try:
-        for rank, process in enumerate(ranks):
-            out, err = process.communicate(timeout=120)
-            for line in out.splitlines():
+        for rank in ranks:
+            for line in rank.communicate()[0].splitlines():
                 name, result = json.loads(line)
                 results[name] = results.get(name, "") + result
-            if process.returncode:
-                results["error"] = results.get("error", "") + f"rank {rank} ended with {process.returncode}\n{err[-3000:]}"
     finally:
-        for process in ranks:
-            process.kill()
-    return results
+        for rank in ranks:
+            rank.kill()
+    for item in results.items():
+        print(json.dumps(item))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_two_ranks(reports, name):
-    assert reports.get(name, reports.get("error", "not reached")) == ""
+    assert reports.get(name, "not reached: " + reports["error"]) == ""
 
 
 if __name__ == "__main__":
-    rank_main(int(sys.argv[1]), sys.argv[2])
+    if sys.argv[1] == "both":
+        both(sys.argv[2])
+    else:
+        rank_main(int(sys.argv[1]), sys.argv[2])

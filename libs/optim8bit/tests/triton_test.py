@@ -246,7 +246,7 @@ def compile_all() -> None:
 
 def run(mode: str, interpreted: str, cache: Path) -> str:
     environment = {**os.environ, "TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(cache), "HOME": str(cache)}
-    done = subprocess.run([sys.executable, __file__, mode], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, __file__, mode], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -188,7 +188,7 @@ def adam32(
     tl.store(params, p, mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def square_sums(
     chunk_member,
     records,
@@ -200,10 +200,14 @@ def square_sums(
     EVEN: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """First stage of the norm: program i writes the sum of squares of chunks [i * UNROLL, (i + 1) * UNROLL), fp32, no atomics."""
+    """First stage of the norm: program i writes the sum of squares of chunks [i * UNROLL, (i + 1) * UNROLL), no atomics.
+
+    In float64: sums of another order, by another sharding or the torch backend, then agree to 2**-50 or so, and the clip factor, an
+    fp32 number, in practice to the bit.
+    """
     program = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
-    total = tl.zeros((CHUNK,), tl.float32)
+    total = tl.zeros((CHUNK,), tl.float64)
     for i in tl.static_range(UNROLL):
         chunk = program * UNROLL + i
         live = chunk < chunks
@@ -211,8 +215,8 @@ def square_sums(
         base = (chunk - tl.load(record + 2)) * CHUNK
         grads = tl.multiple_of(tl.load(record + 1).to(tl.pointer_type(GRAD)) + base, ALIGN) + lane
         if EVEN:
-            g = tl.load(grads, mask=live & (lane >= 0), other=0.0).to(tl.float32)
+            g = tl.load(grads, mask=live & (lane >= 0), other=0.0).to(tl.float64)
         else:
-            g = tl.load(grads, mask=live & (lane < tl.load(record + 4) - base), other=0.0).to(tl.float32)
+            g = tl.load(grads, mask=live & (lane < tl.load(record + 4) - base), other=0.0).to(tl.float64)
         total += g * g
     tl.store(sums + program, tl.sum(total, 0))

@@ -219,7 +219,7 @@ def square_sum(bucket: Bucket, members: list[Member], grads: list[torch.Tensor])
         return torch.zeros((), dtype=torch.float64, device=bucket.device)
     launch, grads = _prepare(bucket, members, grads)
     programs = -(-chunks // NORM_UNROLL)
-    sums = torch.empty(programs, device=bucket.device)
+    sums = torch.empty(programs, dtype=torch.float64, device=bucket.device)
     with _on(bucket.device):
         _kernels.square_sums[(programs,)](
             launch.chunk_member,
@@ -232,4 +232,4 @@ def square_sum(bucket: Bucket, members: list[Member], grads: list[torch.Tensor])
             EVEN=launch.even,
             ALIGN=16 if launch.aligned else 2,
         )
-    return sums.sum(dtype=torch.float64)
+    return sums.sum()

@@ -1,0 +1,541 @@
+"""AdamW8bit on a GPU: is it right, how fast, how much memory, does it learn; other 8-bit optimizers in the same run where installed.
+
+Run: PYTHONPATH=libs/optim8bit python3 libs/optim8bit/benchmarks/gpu.py [--out DIR] [--minutes 6] [--only bits,fast,...]
+
+Prints one row a measurement as it is made and writes them all to DIR/optim8bit_gpu.json. A section that fails prints its traceback
+and the rest goes on; the last lines list the failed sections and every row whose figure misses its limit. Times are medians of CUDA
+events; the floor is 10 bytes an element (read p, g, two codes; write p, two codes) at the copy bandwidth of the same run. Without a
+GPU it runs tiny sizes under Triton's interpreter (TRITON_INTERPRET=1), for trying the script itself: its times then mean nothing.
+"""
+
+import argparse
+import copy
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from align.optim8bit import AdamW8bit, quant
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TINY = DEVICE == "cpu"
+START = time.time()
+ROWS: list[dict[str, Any]] = []
+SPEED = {"lr": 1e-5, "betas": (0.9, 0.95), "weight_decay": 0.1}
+
+
+def row(section: str, what: str, value: Any, unit: str = "", limit: float | None = None, note: str = "") -> None:
+    """One line now; `limit` is the largest value that passes."""
+    entry = {"section": section, "what": what, "value": value, "unit": unit, "limit": limit, "note": note}
+    entry["ok"] = None if limit is None else bool(value <= limit)
+    ROWS.append(entry)
+    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+    verdict = "" if limit is None else f"  [limit {limit:g}: {'ok' if entry['ok'] else 'MISSED'}]"
+    print(f"{time.time() - START:6.1f}s  {section:<9} {what:<62} {shown} {unit}{verdict}  {note}", flush=True)
+
+
+def sync() -> None:
+    if not TINY:
+        torch.cuda.synchronize()
+
+
+def milliseconds(function: Callable[[], Any], repeats: int = 20, warm: int = 3) -> float:
+    """Median time of a call between CUDA events."""
+    times = []
+    for i in range(2 if TINY else warm + repeats):
+        if TINY:
+            begin = time.perf_counter()
+            function()
+            times.append((time.perf_counter() - begin) * 1e3)
+            continue
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        function()
+        last.record()
+        torch.cuda.synchronize()
+        if i >= warm:
+            times.append(first.elapsed_time(last))
+    return statistics.median(times)
+
+
+def shapes(ranks: int) -> list[tuple[int, int]]:
+    """The two-dimensional tensors of Mistral-7.25B, dim-0 shards of one of `ranks` ranks: 226 tensors, 1.812e9 elements at 4."""
+    if TINY:
+        return [(4, 2048), (2, 4096), (64, 64)]
+    layer = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096), (4096, 14336)]
+    return [(rows // ranks, columns) for rows, columns in [(32768, 4096), *layer * 32, (32768, 4096)]]
+
+
+def parameters(ranks: int = 4) -> list[tuple[str, torch.nn.Parameter]]:
+    named = []
+    for i, shape in enumerate(shapes(ranks)):
+        p = torch.nn.Parameter(torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) * 0.02)
+        p.grad = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) * 1e-3
+        named.append((f"p{i}", p))
+    return named
+
+
+def count(named: list[tuple[str, torch.nn.Parameter]]) -> int:
+    return sum(p.numel() for _, p in named)
+
+
+def copy_rate() -> float:
+    """Bytes a second read and written by a device copy of 4 GiB."""
+    x = torch.randn((1 << 31) if not TINY else 1 << 16, device=DEVICE, dtype=torch.bfloat16)
+    y = torch.empty_like(x)
+    return 2 * x.numel() * 2 / milliseconds(lambda: y.copy_(x), 10) * 1e3
+
+
+def environment() -> None:
+    import triton
+
+    row("env", "device", torch.cuda.get_device_name() if not TINY else "cpu, interpreter")
+    row("env", "torch / triton", f"{torch.__version__} / {triton.__version__}")
+    row("env", "copy bandwidth, read + write", copy_rate() / 1e12, "TB/s")
+
+
+# Is it right
+
+
+CHECK_SHAPES = {
+    "whole": (64, 2048),
+    "ragged": (257, 64),
+    "mixed": (33, 6144),
+    "cube": (3, 40, 512),
+    "odd": (50, 90),
+    "bias": (4097,),
+    "one": (),
+}
+CHECK_SHAPES |= {} if not TINY else {"whole": (2, 2048), "mixed": (1, 6144), "cube": (3, 4, 512)}
+
+
+def gradient(shape: tuple[int, ...], seed: int, dtype: torch.dtype, spread: float = 2.0) -> torch.Tensor:
+    """Normal times log-normal, so that all decades of codes occur; from the CPU, the same on every machine."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator) * torch.exp(torch.randn(shape, generator=generator) * spread)
+    return (x * 1e-3).to(dtype).to(DEVICE)
+
+
+def check_pair(dtype: torch.dtype, ours: dict[str, Any], theirs: dict[str, Any], steps: int) -> Iterator[tuple[dict, dict, Any, Any]]:
+    """Two optimizers over equal parameters with equal gradients; yields (parameters, parameters, state, state) after every step."""
+    made = []
+    for options in (ours, theirs):
+        params = {n: torch.nn.Parameter(gradient(s, i, dtype, 0.0) * 20) for i, (n, s) in enumerate(CHECK_SHAPES.items())}
+        made.append((params, AdamW8bit(params.items(), lr=1e-3, weight_decay=0.1, max_grad_norm=1.0, seed=7, **options)))
+    for step in range(steps):
+        for params, optimizer in made:
+            for i, p in enumerate(params.values()):
+                p.grad = gradient(tuple(p.shape), 100 * step + i, dtype)
+            optimizer.step()
+        (a, one), (b, two) = made
+        yield a, b, one.state_dict()["state"], two.state_dict()["state"]
+
+
+def bits() -> None:
+    """Triton with ieee=True is the torch backend bit for bit: parameters, codes, absmax, fp32 states."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for step, (a, b, one, two) in enumerate(check_pair(dtype, {"backend": "torch"}, {"backend": "triton", "ieee": True}, 3)):
+            wrong = [n for n in a if not torch.equal(a[n], b[n])]
+            wrong += [f"{n}.{k}" for n in one for k, v in one[n].items() if isinstance(v, torch.Tensor) and not torch.equal(v, two[n][k])]
+            row("bits", f"{dtype}, step {step + 1}: tensors that differ from torch's", len(wrong), "", 0, ", ".join(wrong[:6]))
+
+
+def code_gap(one: torch.Tensor, two: torch.Tensor) -> tuple[float, int]:
+    gap = (one.int() - two.int()).abs()
+    return (gap > 0).double().mean().item(), int(gap.max())
+
+
+def fast() -> None:
+    """The fast kernel against the torch backend and a float64 step with the exact map."""
+    rows, steps = (4096 if not TINY else 2), 3
+    start = gradient((rows, 4096), 1, torch.bfloat16, 0.0) * 20
+    worst: dict[str, float] = {}
+    made = []
+    for backend in ("torch", "triton"):
+        p = torch.nn.Parameter(start.clone())
+        made.append((p, AdamW8bit([("w", p)], lr=1e-3, weight_decay=0.1, stochastic_rounding=False, backend=backend)))
+    exact = Float64(start, 2048)
+    for step in range(steps):
+        g = gradient((rows, 4096), 50 + step, torch.bfloat16)
+        for p, optimizer in made:
+            p.grad = g.clone()
+            optimizer.step()
+        exact.step(g)
+        reference, state = (o.state_dict()["state"]["w"] for _, o in made)
+        for key, codes in (("m_codes", exact.m_codes), ("v_codes", exact.v_codes)):
+            for name, other in (("torch", reference[key]), ("float64", codes.view(rows, 4096))):
+                share, gap = code_gap(state[key], other)
+                worst[f"share {name}"] = max(worst.get(f"share {name}", 0.0), share)
+                worst[f"gap {name}"] = max(worst.get(f"gap {name}", 0), gap)
+        differ = (made[0][0] != made[1][0]).double().mean().item()
+        worst["parameters"] = max(worst.get("parameters", 0.0), differ)
+    row("fast", "share of codes that differ from the torch backend, worst step", worst["share torch"], "", 1e-4)
+    row("fast", "largest difference of a code from the torch backend", worst["gap torch"], "", 1)
+    row("fast", "share of codes that differ from a float64 step, worst step", worst["share float64"], "", 2e-4)
+    row("fast", "largest difference of a code from a float64 step", worst["gap float64"], "", 1)
+    row("fast", "share of bf16 parameters that differ from the torch backend", worst["parameters"], "", None, "rounded to nearest")
+
+
+class Float64:
+    """AdamW with 8-bit states in float64 with the exact map; parameters rounded to bf16 as the optimizer's are."""
+
+    def __init__(self, p: torch.Tensor, block: int):
+        self.p, self.t = p.double(), 0
+        self.m = torch.zeros(p.numel() // block, block, dtype=torch.float64, device=p.device)
+        self.v = self.m.clone()
+        self.signed, self.unsigned = (quant.dynamic_map(s).double().to(p.device) for s in (True, False))
+
+    def step(self, grad: torch.Tensor) -> None:
+        g, self.t = grad.double().view_as(self.m), self.t + 1
+        m, v = 0.9 * self.m + 0.1 * g, 0.95 * self.v + 0.05 * g * g
+        update = (m / (1 - 0.9**self.t)) / ((v / (1 - 0.95**self.t)).sqrt() + 1e-8)
+        self.p = (self.p * (1 - 1e-4) - 1e-3 * update.view_as(self.p)).float().bfloat16().double()
+        top_m, top_v = m.abs().amax(1, keepdim=True), v.amax(1, keepdim=True)
+        positive = self.signed[127:]
+        code = torch.searchsorted((positive[1:] + positive[:-1]) / 2, (m / top_m).abs())
+        self.m_codes = torch.where(m < 0, 127 - code.clamp(max=127), 127 + code)
+        self.v_codes = torch.searchsorted((self.unsigned[1:] + self.unsigned[:-1]) / 2, v / top_v)
+        self.m, self.v = self.signed[self.m_codes] * top_m, self.unsigned[self.v_codes] * top_v
+
+
+def resume() -> None:
+    """A stop after any of four steps, state through host memory, changes no bit; nor does the backend's default (fast) kernel vary."""
+
+    def advance(params: dict, optimizer: AdamW8bit, steps: range) -> None:
+        for step in steps:
+            for i, p in enumerate(params.values()):
+                p.grad = gradient(tuple(p.shape), 100 * step + i, p.dtype)
+            optimizer.step()
+
+    def make() -> tuple[dict[str, torch.nn.Parameter], AdamW8bit]:
+        params = {n: torch.nn.Parameter(gradient(s, i, torch.bfloat16, 0.0) * 20) for i, (n, s) in enumerate(CHECK_SHAPES.items())}
+        return params, AdamW8bit(params.items(), lr=1e-3, weight_decay=0.1, max_grad_norm=1.0, seed=3, backend="triton")
+
+    whole, reference = make()
+    advance(whole, reference, range(4))
+    wrong = 0
+    for stop in range(4):
+        first, optimizer = make()
+        advance(first, optimizer, range(stop))
+        saved = copy.deepcopy(optimizer.state_dict())
+        for entry in saved["state"].values():
+            entry.update({k: v.cpu() for k, v in entry.items() if isinstance(v, torch.Tensor)})
+        second, resumed = make()
+        for a, b in zip(second.values(), first.values(), strict=True):
+            a.data.copy_(b.data)
+        resumed.load_state_dict(saved)
+        advance(second, resumed, range(stop, 4))
+        one, two = reference.state_dict()["state"], resumed.state_dict()["state"]
+        wrong += sum(not torch.equal(whole[n], second[n]) for n in whole)
+        wrong += sum(not torch.equal(v, two[n][k]) for n in one for k, v in one[n].items() if isinstance(v, torch.Tensor))
+    row("resume", "tensors that differ after a stop at step 0, 1, 2 or 3", wrong, "", 0)
+    params, optimizer = make()
+    advance(params, optimizer, range(1))
+    before = {n: p.detach().clone() for n, p in params.items()}
+    params["ragged"].grad[3, 3] = float("nan")
+    norm = optimizer.step()
+    same = all(torch.equal(before[n], p) for n, p in params.items())
+    row("resume", "NaN gradient: norm, skipped steps, parameters unchanged", f"{norm}, {optimizer.skipped}, {same}")
+
+
+# How fast, how much memory
+
+
+def speed() -> None:
+    """The fused step, the norm and the whole step, on the shard shapes; each launch variant against the floor."""
+    from align.optim8bit import _triton_backend
+    from align.optim8bit._triton_backend import Tuning
+
+    rate, named = copy_rate(), parameters()
+    n = count(named)
+    floor = n * 10 / rate * 1e3
+    row("speed", "elements, tensors", f"{n:.4g}, {len(named)}")
+    row("speed", "floor: 10 bytes an element at this run's copy bandwidth", floor, "ms")
+    default = _triton_backend.TUNING
+    variants = [
+        ("default", default, {}),
+        ("4 warps", Tuning(2048, 4), {}),
+        ("2 warps, shared maps", Tuning(2048, 2, True), {}),
+        ("4 warps, shared maps", Tuning(2048, 4, True), {}),
+        ("2 warps, 96 registers", Tuning(2048, 2, False, 96), {}),
+        ("4 warps, 64 registers", Tuning(2048, 4, False, 64), {}),
+        ("8 warps", Tuning(2048, 8), {}),
+        ("default, round to nearest", default, {"stochastic_rounding": False}),
+        ("default, block 256", default, {"block_size": 256}),
+        ("chunk 1024, 2 warps, block 256", Tuning(1024, 2), {"block_size": 256}),
+        ("default, ieee", default, {"ieee": True}),
+    ]
+    for i, (name, tuning, options) in enumerate(variants):
+        try:
+            _triton_backend.TUNING = tuning
+            optimizer = AdamW8bit(named, **SPEED, backend="triton", **options)
+            kernel = milliseconds(lambda optimizer=optimizer: fused(optimizer))
+            row(
+                "speed",
+                f"fused step, {name}",
+                kernel,
+                "ms",
+                None if i else 1.25 * floor,
+                f"{kernel / floor:.3f} x floor, {floor / kernel:.1%} of it",
+            )
+            if not i:
+                whole_step(optimizer, n, rate)
+        except Exception:
+            row("speed", f"fused step, {name}", "failed", note=traceback.format_exc().strip().splitlines()[-1])
+        finally:
+            _triton_backend.TUNING = default
+        optimizer = None
+    grads = [p.grad for _, p in named]
+    row("speed", "torch's get_total_norm over the same gradients", milliseconds(lambda: torch.nn.utils.get_total_norm(grads)), "ms")
+
+
+def fused(optimizer: AdamW8bit) -> None:
+    """The update alone, without norm and synchronisation."""
+    for bucket in optimizer._buckets:
+        members = bucket.members
+        hyper = optimizer._hyper(optimizer.param_groups[0], members[0].step + 1, 1.0)
+        bucket.backend.update(bucket, members, [m.param.grad for m in members], hyper)
+
+
+def whole_step(optimizer: AdamW8bit, n: int, rate: float) -> None:
+    def norm() -> None:
+        for bucket in optimizer._buckets:
+            bucket.backend.square_sum(bucket, bucket.members, [m.param.grad for m in bucket.members])
+
+    floor = n * 2 / rate * 1e3
+    ms = milliseconds(norm)
+    row("speed", "norm pass", ms, "ms", 1.1 if not TINY else None, f"floor {floor:.3f}, {floor / ms:.1%} of it")
+    optimizer.max_grad_norm = 1.0
+    row("speed", "whole step(): norm, host synchronisation, clip, update", milliseconds(optimizer.step), "ms")
+    sync()
+    begin = time.perf_counter()
+    for _ in range(5):
+        fused(optimizer)
+    row("speed", "host time to queue the update", (time.perf_counter() - begin) / 5 * 1e3, "ms")
+    sync()
+
+
+def memory() -> None:
+    """State at 7.25B parameters by the allocator, and what a step allocates on top."""
+    named = parameters(1)
+    if not TINY:
+        named += [(f"norm{i}", torch.nn.Parameter(torch.ones(4096, device=DEVICE, dtype=torch.bfloat16))) for i in range(65)]
+    for _, p in named:
+        p.grad = torch.ones_like(p) if p.grad is None else p.grad
+    n, before = count(named), allocated()
+    optimizer = AdamW8bit(named, **SPEED, max_grad_norm=1.0, backend="triton")
+    after = allocated()
+    row(
+        "memory",
+        f"state, {n:.5g} parameters: bytes a parameter",
+        optimizer.state_bytes() / n,
+        "B",
+        2.0045 if not TINY else None,
+    )
+    row("memory", "the same by the allocator", (after - before) / n, "B", 2.0045 if not TINY else None)
+    optimizer.step()
+    row("memory", "with the launch tables after the first step", (allocated() - before) / n, "B", 2.006 if not TINY else None)
+    if not TINY:
+        torch.cuda.reset_peak_memory_stats()
+        resting = allocated()
+        optimizer.step()
+        extra = torch.cuda.max_memory_allocated() - resting
+        row("memory", "largest allocation of a step, share of the state", extra / optimizer.state_bytes(), "", 0.01)
+    row("memory", "step on the whole model", milliseconds(optimizer.step, 5), "ms")
+
+
+def allocated() -> int:
+    return torch.cuda.memory_allocated() if not TINY else 0
+
+
+# Does it learn
+
+
+class Net(torch.nn.Module):
+    """A small causal transformer, plain torch, tied to nothing of align."""
+
+    def __init__(self, vocabulary: int = 256, width: int = 256, layers: int = 4):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(vocabulary, width)
+        self.position = torch.nn.Parameter(torch.randn(128, width) * 0.02)
+        block = torch.nn.TransformerEncoderLayer
+        self.layers = torch.nn.ModuleList(block(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True) for _ in range(layers))
+        self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids) + self.position[: ids.shape[1]]
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device, dtype=x.dtype)
+        for layer in self.layers:
+            x = layer(x, src_mask=mask, is_causal=True)
+        return self.head(self.norm(x)).float()
+
+
+def sequences(number: int, seed: int) -> torch.Tensor:
+    """(number, 65): a fixed random second-order chain over 256 symbols with 4 successors each, a tenth of them noise."""
+    table = torch.randint(0, 256, (256, 256, 4), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 16, (number, 65), generator=generator)
+    pick, noise = torch.randint(0, 4, (number, 65), generator=generator), torch.rand(number, 65, generator=generator) < 0.1
+    anything = torch.randint(0, 256, (number, 65), generator=generator)
+    for t in range(2, 65):
+        ids[:, t] = torch.where(noise[:, t], anything[:, t], table[ids[:, t - 2] % 16, ids[:, t - 1] % 16, pick[:, t]])
+    return ids
+
+
+def train(make: Callable[[list], Any], dtype: torch.dtype, seed: int, lr: float, steps: int) -> list[float]:
+    """Held-out losses, one after every tenth of the steps; linear warm-up and decay."""
+    torch.manual_seed(seed)
+    net = Net().to(dtype).to(DEVICE)
+    optimizer = make(list(net.named_parameters()))
+    data, held = sequences(64 * steps, seed + 1).to(DEVICE), sequences(512, 999).to(DEVICE)
+    losses = []
+    for step in range(steps):
+        now = lr * min(1.0, (step + 1) / 20, (steps - step) / steps * 1.25)
+        for group in optimizer.param_groups:
+            group["lr"] = now
+        batch = data[64 * step : 64 * step + 64]
+        loss = torch.nn.functional.cross_entropy(net(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        for p in net.parameters():
+            p.grad = None
+        loss.backward()
+        optimizer.step()
+        if (step + 1) % (steps // 10) == 0:
+            with torch.no_grad():
+                losses.append(torch.nn.functional.cross_entropy(net(held[:, :-1]).flatten(0, 1), held[:, 1:].flatten()).item())
+    return losses
+
+
+def adamw(named: list, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for _, p in named], betas=(0.9, 0.95), weight_decay=0.1, **options)
+
+
+def ours(named: list, **options: Any) -> AdamW8bit:
+    return AdamW8bit(named, betas=(0.9, 0.95), weight_decay=0.1, **options)
+
+
+def learning() -> None:
+    """Held-out loss, mean of three seeds: fp32 AdamW against 8 bits; then bf16 with a small learning rate, both roundings."""
+    steps, seeds = (400, 3) if not TINY else (10, 1)
+    final = {}
+    for name, make, dtype in (
+        ("fp32 AdamW", adamw, torch.float32),
+        ("AdamW8bit, fp32 parameters", ours, torch.float32),
+        ("AdamW8bit, bf16 parameters", ours, torch.bfloat16),
+    ):
+        final[name] = [train(make, dtype, seed, 1e-3, steps)[-1] for seed in range(seeds)]
+        row(
+            "learning",
+            f"held-out loss, {name}, {seeds} seeds",
+            statistics.mean(final[name]),
+            "",
+            None,
+            str([round(x, 4) for x in final[name]]),
+        )
+    base = final["fp32 AdamW"]
+    allowed = max(0.005 * statistics.mean(base), max(base) - min(base))
+    for name in list(final)[1:]:
+        row(
+            "learning",
+            f"mean loss over fp32 AdamW's, {name}",
+            statistics.mean(final[name]) - statistics.mean(base),
+            "",
+            allowed if not TINY else None,
+        )
+    for stochastic in (True, False):
+        losses = train(lambda named, s=stochastic: ours(named, stochastic_rounding=s), torch.bfloat16, 0, 2e-5, steps)
+        name = "stochastic" if stochastic else "to nearest"
+        row("learning", f"bf16, lr 2e-5, rounding {name}: last held-out loss", losses[-1], "", None, str([round(x, 3) for x in losses]))
+    losses = train(adamw, torch.float32, 0, 2e-5, steps)
+    row("learning", "fp32 AdamW, lr 2e-5: last held-out loss", losses[-1], "", None, str([round(x, 3) for x in losses]))
+
+
+# Others, each in a process of its own; their sources are no imports of this repository
+
+PEERS = {
+    "bitsandbytes": "import bitsandbytes as b, gpu; gpu.peer('bitsandbytes ' + b.__version__, b.optim.AdamW8bit)",
+    "torchao": "import torchao as a, gpu; from torchao.optim import AdamW8bit as O; from functools import partial\n"
+    "gpu.peer('torchao ' + a.__version__, partial(O, bf16_stochastic_round=True), learn=False)",
+    "torch": "import torch, gpu; gpu.peer('torch fused AdamW, states as parameters', torch.optim.AdamW)",
+}
+
+
+def peer(name: str, optimizer_class: Callable[..., Any], learn: bool = True) -> None:
+    """Time and peak memory on the shard shapes, and the same training as `learning`; rows as JSON lines for the parent."""
+    named = parameters()
+    before = allocated()
+    if not TINY:
+        torch.cuda.reset_peak_memory_stats()
+    optimizer = optimizer_class([p for _, p in named], **SPEED)
+    ms = milliseconds(optimizer.step, 7, 3)
+    peak = (torch.cuda.max_memory_allocated() - before) / count(named) if not TINY else 0.0
+    print(json.dumps(["peers", f"{name}: step on the shard shapes", ms, "ms"]), flush=True)
+    print(json.dumps(["peers", f"{name}: state and temporaries at the peak", peak, "B a parameter"]), flush=True)
+    optimizer = named = None
+    if learn:
+        for dtype in (torch.float32, torch.bfloat16) if not TINY else (torch.float32,):
+            losses = [
+                train(lambda n: optimizer_class([p for _, p in n], betas=(0.9, 0.95), weight_decay=0.1), dtype, seed, 1e-3, 400)[-1]
+                for seed in range(3 if not TINY else 0)
+            ]
+            mean = statistics.mean(losses) if losses else math.nan
+            print(json.dumps(["peers", f"{name}: held-out loss, {dtype}, 3 seeds", mean, ""]), flush=True)
+
+
+def peers() -> None:
+    for name, source in PEERS.items():
+        paths = os.pathsep.join([str(Path(__file__).parent), *(p for p in sys.path if p)])
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=120
+            )
+            out, error = done.stdout, done.stderr.strip().splitlines()[-1:] if done.returncode else []
+        except subprocess.TimeoutExpired as stopped:
+            out, error = (stopped.stdout or b"").decode(), ["stopped after 120 s"]
+        for line in out.splitlines():
+            if line.startswith("["):
+                row(*json.loads(line))
+        if error:
+            row("peers", name, "not run to its end", note=error[0][:200])
+
+
+SECTIONS = {f.__name__: f for f in (environment, bits, fast, resume, speed, memory, learning, peers)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder for optim8bit_gpu.json")
+    parser.add_argument("--minutes", type=float, default=6.0, help="no section starts after this")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, comma separated")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name in options.only.split(","):
+        if time.time() - START > options.minutes * 60:
+            row(name, "section", "skipped: out of time")
+            continue
+        try:
+            SECTIONS[name]()
+        except Exception:
+            failed.append(name)
+            print(traceback.format_exc(), flush=True)
+            row(name, "section", "failed", note=traceback.format_exc().strip().splitlines()[-1][:300])
+        if not TINY:
+            torch.cuda.empty_cache()
+        (options.out / "optim8bit_gpu.json").write_text(json.dumps(ROWS, indent=1))
+    missed = [r for r in ROWS if r["ok"] is False]
+    print(f"\n{len(ROWS)} rows, sections failed: {', '.join(failed) or 'none'}, limits missed: {len(missed)}")
+    for r in missed:
+        print(f"  MISSED {r['section']}: {r['what']} = {r['value']} {r['unit']}, limit {r['limit']:g} {r['note']}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
