@@ -51,7 +51,7 @@ def sign_test(better: int, worse: int) -> float:
     for i in range(min(better, worse)):
         ways = ways * (total - i) // (i + 1)  # C(total, i + 1)
         tail += ways
-    return min(1.0, 2 * tail / 2**total)
+    return min(1.0, 2 * tail / (1 << total))
 
 
 def compare(a: Sequence[Item], b: Sequence[Item], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0) -> Comparison:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from align.model import Decoder
 from align.rollout._run import Request, Run
 from align.rollout._sampling import RolloutError, SamplingParams
+from align.rollout._stops import StopStrings
 from align.rollout._types import Sample
 from align.tokenizer import Tokenizer
 
@@ -16,14 +18,12 @@ class NativeSampler:
     """Samples from a model in this process, reading its parameters in place: what the trainer has just written is what is sampled from.
 
     The same request (prompt, seed, parameters) gives the same tokens whatever it is batched with, in any order and with any `max_batch`:
-    the noise is a function of
-    (seed, sample index, position, token) alone, and in float32 the logits are equal but for rounding, about 1e-6. A near-tie within that
-    can still go either way.
+    the noise is a function of (seed, sample index, position, token) alone, and in float32 the logits are equal but for rounding, about
+    1e-6. A tie closer than that can still go either way.
     """
 
     def __init__(self, model: Decoder, *, eos_ids: Sequence[int], max_batch: int = 128) -> None:
-        """eos_ids: tokens that end every sample. max_batch: samples decoded at once; it bounds the key-value cache, not what `generate`
-        accepts.
+        """eos_ids: tokens that end every sample. max_batch: samples decoded at once; it bounds the cache, not what `generate` accepts.
 
         Raises:
             RolloutError: an id outside the vocabulary, max_batch below 1.
@@ -53,8 +53,8 @@ class NativeSampler:
     ) -> list[Sample]:
         """n samples for each prompt, prompt by prompt: the samples of prompt i are items i * n to (i + 1) * n - 1.
 
-        n: each prompt is read once for its n samples. max_new_tokens: a sample that reaches it, or the model's window, finishes with
-        "length".
+        n: each prompt is read once for its n samples.
+        max_new_tokens: a sample that reaches it, or the model's window, finishes with "length".
         temperature, top_p, top_k, min_p: see `SamplingParams`. stop_ids: further tokens that end a sample.
         stop_strings: a sample ends with the token that completes one of them in its decoded text; they need the tokenizer.
         seeds: one integer a prompt; sample j of it depends on (seed, j), so a larger n adds samples and changes none. None: drawn from
@@ -87,7 +87,8 @@ class NativeSampler:
             return []
         requests = [Request(prompt, seed, min(max_new_tokens, window - len(prompt))) for prompt, seed in zip(prompts, seeds, strict=True)]
         stops = [*self._eos_ids, *_checked_ids(stop_ids, vocab_size, "stop_ids")]
-        run = Run(self._model, requests, n, params, self._max_batch, stops, list(stop_strings), tokenizer)
+        watch = partial(StopStrings, list(stop_strings), tokenizer) if stop_strings and tokenizer else None
+        run = Run(self._model, requests, n, params, self._max_batch, stops, watch)
         return run.samples(self.weights_version)
 
 

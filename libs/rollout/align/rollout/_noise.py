@@ -1,10 +1,8 @@
 """Counter-based sampling noise: a pure function of (request seed, sample index, position, token id).
 
 Nothing is drawn from a generator, so a request sees the same noise whatever it is batched with, in any order, on any device, and again
-after a restart. 64 bits of
-(seed, sample, position) are mixed with the SplitMix64 finaliser (Steele, Lea, Flood 2014); the token id is then stirred in by 32-bit
-multiplications and xor-shifts,
-which wrap the same way everywhere: on the CPU here, in a Triton kernel with the same constants.
+after a restart. Seed, sample and position are mixed to 64 bits with the finaliser of SplitMix64 (Steele, Lea and Flood 2014); the token id
+is stirred in by 32-bit multiplications and xor-shifts, which wrap the same way on every device.
 """
 
 from __future__ import annotations
@@ -89,7 +87,6 @@ class Noise:
         bits.bitwise_xor_(shifted).add_(high).mul_(_MULTIPLIERS[1])
         torch.bitwise_right_shift(bits, _SHIFT_16, out=shifted).bitwise_and_(_MASK_16)
         bits.bitwise_xor_(shifted).mul_(_MULTIPLIERS[2])
-        # u = (31 bits + 1/2) / 2^31, then log(1 - u): a float keeps its relative precision near u = 0, where the race between likely
-        # tokens is decided.
+        # u = (31 bits + 1/2) / 2^31, then log(1 - u): a float is relatively precise near u = 0, where the race between tokens is decided.
         noise.copy_(bits.bitwise_and_(_MASK_31))
         return noise.add_(_HALF).mul_(_SCALE).log1p_()

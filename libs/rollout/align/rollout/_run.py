@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from align.model import Decoder, KVCache, Stepper
+from align.model import Decoder, Stepper
 from align.rollout._noise import Noise, sample_key, token_keys
 from align.rollout._sampling import RolloutError, SamplingParams, draw
 from align.rollout._stops import StopStrings
 from align.rollout._types import Sample
-from align.tokenizer import Tokenizer
 
 _PREFILL_TOKENS = 4096  # read at once, padding included; bounds the activations
 
@@ -42,8 +43,7 @@ class Run:
         params: SamplingParams,
         max_batch: int,
         stop_ids: list[int],
-        stop_strings: list[str],
-        tokenizer: Tokenizer | None,
+        watch: Callable[[list[int]], StopStrings] | None,
     ) -> None:
         device, vocab_size = model.output_weight.device, model.config.vocab_size
         self._model, self._requests, self._n, self._params = model, requests, n, params
@@ -53,8 +53,8 @@ class Run:
         self._noise = Noise(self._rows, vocab_size, device)
         self._stop_table = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._stop_table[stop_ids] = True
-        self._stop_strings, self._tokenizer = stop_strings, tokenizer
-        self._watchers: list[StopStrings] = []  # one a row where there are stop strings
+        self._watch = watch  # None without stop strings
+        self._watchers: list[StopStrings] = []  # then one a running row
         # Results of sample s: cells s * width .. s * width + length - 1.
         count, self._width = len(requests) * n, max(request.limit for request in requests)
         self._ids = torch.zeros(count * self._width, dtype=torch.int64, device=device)
@@ -69,7 +69,7 @@ class Run:
         # Long prompts first: rows of one prefill are of like length, and the long samples don't run alone at the end.
         self._waiting = deque(sorted(range(len(requests)), key=lambda index: -len(requests[index].prompt)))
         self._read: deque[tuple[int, int]] = deque()  # of prompts that are read: (sample without a row, row of the prompt cache)
-        self._prompt_cache: KVCache | None = None
+        self._prompt_cache = self._cache  # of the prompts read last; each prefill makes its own
         self._prompt_logits = torch.empty(0, vocab_size, device=device)
 
     def samples(self, weights_version: int) -> list[Sample]:
@@ -104,8 +104,8 @@ class Run:
                 cell = sample * self._width
                 columns.append((0, len(request.prompt) - 1, cell, cell + request.limit))
                 keys.append(sample_key(request.seed, sample % self._n))
-                if self._stop_strings:
-                    self._watchers.append(StopStrings(self._stop_strings, self._tokenizer, request.prompt))
+                if self._watch:
+                    self._watchers.append(self._watch(request.prompt))
             state = torch.tensor(columns, device=self._state.device).T  # (4, entering)
             self._state[:, first:last] = state
             ahead = torch.arange(self._width, device=state.device)
@@ -141,7 +141,7 @@ class Run:
         state[_TOKEN] = tokens
         state[_POSITION : _CELL + 1].add_(1)
         stopped = self._stop_table.index_select(0, tokens)
-        if self._stop_strings:
+        if self._watch:
             hits = [watcher.push(token) for watcher, token in zip(self._watchers[first:], tokens.tolist(), strict=True)]
             stopped |= torch.tensor(hits, device=stopped.device)
         done = stopped | (cell == state[_END])
@@ -150,8 +150,7 @@ class Run:
             self._measure()
 
     def _retire(self, done: torch.Tensor, stopped: torch.Tensor, first: int) -> None:
-        """Notes the results of rows that are done, `done` and `stopped` counting from row `first`, and closes the gaps with rows from the
-        end."""
+        """Notes the results of rows that are done and closes the gaps with rows from the end; `done` and `stopped` begin at row `first`."""
         cells = self._state[_CELL, first : self._active][done]
         samples = (cells - 1) // self._width
         self._lengths[samples] = cells - samples * self._width
@@ -165,12 +164,13 @@ class Run:
             self._state[:, holes] = self._state[:, movers]
             self._cache.k[:, holes] = self._cache.k[:, movers]
             self._cache.v[:, holes] = self._cache.v[:, movers]
-        if self._stop_strings:
+        if self._watch:
             for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
                 self._watchers[hole] = self._watchers[mover]
             del self._watchers[self._active :]
 
     def _measure(self) -> None:
+        """Looks up `_bound` after rows came or went; between, it grows by one a step."""
         self._bound = int(self._state[_POSITION, : self._active].max()) + 1 if self._active else 0
 
     def _collect(self, weights_version: int) -> list[Sample]:
@@ -182,7 +182,7 @@ class Run:
         out, start = [], 0
         for sample, (length, stopped) in enumerate(zip(self._lengths.tolist(), self._stopped.tolist(), strict=True)):
             end = start + length
-            reason = "stop" if stopped else "length"
+            reason: Literal["stop", "length"] = "stop" if stopped else "length"
             prompt = self._requests[sample // self._n].prompt
             out.append(Sample(prompt, ids[start:end], logprobs[start:end], raw[start:end], reason, weights_version))
             start = end

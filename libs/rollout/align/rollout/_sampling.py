@@ -20,8 +20,8 @@ class SamplingParams:
 
     temperature: > 0, or 0 for the most likely token (then the three filters have nothing to do).
     top_k: keep the k most likely tokens; 0 = off. Tokens as likely as the k-th stay.
-    top_p: of what top-k left, keep the most likely tokens until their share reaches top_p, the one that crosses it included (Holtzman et
-    al. 2020); 1 = off.
+    top_p: of what top-k left, keep the most likely tokens until their share reaches top_p, the one that crosses it included; 1 = off
+    (Holtzman et al. 2020).
     min_p: keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024); 0 = off.
 
     Each filter is a threshold on the probability, so equally likely tokens stay or go together, and the most likely token always stays.
@@ -54,8 +54,7 @@ def draw(
     """One token a row, with its log-probabilities.
 
     logits: (n, V), any float type; computed with in float32. negative_noise: (n, V) of `Noise.negative_exponential`, None at temperature 0.
-    Returns tokens (n,) int64, their log-probability under the sampling distribution (n,) float32, and at temperature 1 unfiltered (n,)
-    float32.
+    Returns tokens (n,) int64 and two float32 (n,): their log-probability under the sampling distribution, and under softmax(logits).
 
     The race p / E with E standard exponential is won by token i with probability p_i (the Gumbel-max trick, one logarithm less).
     """

@@ -15,8 +15,7 @@ class Sample:
 
     prompt_ids: the prompt, P token ids.
     ids: the N >= 1 sampled token ids; a stop token, or the token that completed a stop string, is the last of them.
-    logprobs: N log-probabilities of `ids` under the distribution they were drawn from (after temperature, top-k, top-p and min-p); 0.0 at
-    temperature 0.
+    logprobs: N log-probabilities of `ids` under the distribution they were drawn from, after temperature and filters; 0.0 at temperature 0.
     raw_logprobs: N log-probabilities of `ids` under softmax(logits): temperature 1 and no filter, what a trainer's forward computes.
     finish_reason: "stop" at a stop token or stop string, "length" when the token limit or the model's window came first.
     weights_version: the sampler's `weights_version` when the sample was drawn.
