@@ -9,10 +9,10 @@ from _common import run_stage
 from align.model import load
 from sft import SftConfig, sft
 
+pytestmark = pytest.mark.slow
 STAGES = Path(__file__).absolute().parents[1]
 
 
-@pytest.mark.slow
 def test_the_default_run_reaches_its_targets(tmp_path, monkeypatch):
     """Some two minutes. Remakes the checked-in checkpoint: the same bytes on the kind of processor that it was made on."""
     monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))

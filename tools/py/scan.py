@@ -38,7 +38,7 @@ def scan(root: Path) -> list[str]:
     found = [complaint for path in files for complaint in _file(root, path)]
     shadows = [path for path in files if re.fullmatch(r"libs/[^/]+/align/__init__\.py", path)]
     found += [f"{path}:1: the namespace `align` must not have a package file; remove it" for path in shadows]
-    return sorted(found + list(_lists(root)))
+    return sorted(found + list(_lists(root)) + [complaint for path in files for complaint in _tags(root, path)])
 
 
 def _files(root: Path) -> list[str]:
@@ -66,6 +66,28 @@ def _file(root: Path, path: str) -> Iterator[str]:
                     if isinstance(label, ast.Constant) and str(label.value).startswith(("//:", "@align_ml//:")):
                         library = label.value.partition(":")[2]
                         yield f"{path}:{label.lineno}: {label.value} is for other repositories; depend on //libs/{library}"
+
+
+def _targets(build: str) -> list[set[str]]:
+    """The strings of each call, and of each tuple that a comprehension makes targets of, in a BUILD file."""
+    nodes = [node for node in ast.walk(ast.parse(build)) if isinstance(node, ast.Call | ast.Tuple)]
+    return [{leaf.value for leaf in ast.walk(node) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)} for node in nodes]
+
+
+def _tags(root: Path, path: str) -> Iterator[str]:
+    """A marked test is in a target with that tag: its file's own for a module-level mark, <name>_slow_test for a mark on single tests."""
+    if not re.fullmatch(r"(libs/\w+|stages)/tests/\w+_test\.py", path):
+        return
+    package, name = path.split("/tests/")[0], path.rpartition("/")[2].removesuffix(".py")
+    build, text = (root / package / "BUILD").read_text(encoding="utf-8"), (root / path).read_text(encoding="utf-8")
+    whole = "\npytestmark = " in text
+    for line, found in enumerate(text.splitlines(), 1):
+        if whole and not found.startswith("pytestmark"):
+            continue
+        for mark in re.findall(r"pytest\.mark\.(slow|gpu|oracle|weights)\b", found):
+            target = name if found.startswith("pytestmark") else name.removesuffix("_test") + f"_{mark}_test"
+            if not any(target in strings and mark in strings for strings in _targets(build)):
+                yield f"{path}:{line}: marked {mark}, but {package}/BUILD has no target {target} tagged {mark}; add it, or the test never runs"
 
 
 def _lists(root: Path) -> Iterator[str]:
