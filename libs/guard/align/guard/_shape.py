@@ -1,0 +1,118 @@
+"""RunShape: a training run as plain numbers."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "varlen", "invariant")
+_MIN_BLOCK = 64  # align.optim8bit: a row that 64 does not divide keeps fp32 state
+
+
+class GuardError(ValueError):
+    """Numbers that describe no run; the message names the field, the value and what it may be."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunShape:
+    """What memory depends on. Architecture fields left at 0 leave activations and logits out of the projection.
+
+    Sizes are counts of elements, tokens or ranks unless the name says otherwise; *_gb is GiB, *_bytes is bytes an element.
+    """
+
+    parameters: int  # trained elements over all ranks
+    # Architecture.
+    layers: int = 0
+    hidden: int = 0
+    intermediate: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    vocabulary: int = 0
+    tied: bool = False
+    # Optimizer.
+    optimizer: Literal["adamw8bit", "adamw", "offload_adamw"] = "adamw8bit"
+    block: int = 2048  # elements that share a scale
+    scales: int | None = None  # scales of one moment, counted over the parameters' shapes; None: (parameters - fp32_state) / block
+    fp32_state: int = 0  # elements whose moments are fp32: vectors, small and oddly shaped parameters
+    largest: int = 0  # elements of the largest parameter
+    largest_group: int = 0  # elements of the largest set of parameters with one block size, which are stepped together; 0: all
+    pinned_staging_gb: float = 0.0  # per rank, offload_adamw
+    # Run.
+    device: Literal["cuda", "cpu"] = "cuda"
+    ranks: int = 1
+    micro_batch: int = 1
+    length: int = 0  # tokens of a row
+    accumulation: int = 1
+    weight_bytes: int = 2  # of weights, gradients and activations alike
+    checkpointing: Literal["none", "full"] = "none"
+    forward_impl: str = "sdpa_causal"
+    padding: float = 1.0  # cpu_per_document: padded positions for each token when every document has a row of its own
+    trained_share: float = 1.0  # of the tokens, those that the loss counts
+    logits_chunk: int | None = None  # rows of logits at a time; None: 2**26 / vocabulary, at least 256
+    layer_bytes_per_token: float | None = None  # what one block keeps for its backward, measured on one block; None: by formula
+    # Saving.
+    per_rank_optimizer_state: bool = True
+    save_mode: Literal["snapshot", "stream"] = "snapshot"
+    checkpoints_kept: int = 1
+    # Host.
+    host_base_gb_per_rank: float | None = None  # interpreter, torch, CUDA context; None: 5.5 with CUDA, 0.22 on the CPU
+    lean_workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "ranks", "micro_batch", "accumulation", "block"):
+            if getattr(self, name) < 1:
+                raise GuardError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "fp32_state", "largest",
+                     "largest_group", "length", "pinned_staging_gb", "checkpoints_kept", "lean_workers"):
+            if getattr(self, name) < 0:
+                raise GuardError(f"{name} is {getattr(self, name)}; it must not be negative")
+        for name, choices in (("optimizer", ("adamw8bit", "adamw", "offload_adamw")), ("device", ("cuda", "cpu")),
+                              ("checkpointing", ("none", "full")), ("save_mode", ("snapshot", "stream")), ("weight_bytes", (2, 4)),
+                              ("forward_impl", FORWARD_IMPLS)):
+            if getattr(self, name) not in choices:
+                raise GuardError(f"{name} is {getattr(self, name)!r}; known: {', '.join(map(str, choices))}")
+        if self.padding < 1:
+            raise GuardError(f"padding is {self.padding}; it is padded positions for each token, at least 1")
+        if not 0 <= self.trained_share <= 1:
+            raise GuardError(f"trained_share is {self.trained_share}; it is a share, 0 to 1")
+        if self.fp32_state > self.parameters:
+            raise GuardError(f"fp32_state {self.fp32_state} is more than parameters {self.parameters}")
+
+    @classmethod
+    def of(cls, parameter_shapes: Iterable[tuple[int, ...]], *, block_size: int = 2048, min_8bit_elems: int = 4096,
+           **fields: Any) -> "RunShape":
+        """Counts parameters, scales and fp32 states exactly, over the full shapes of the trained parameters.
+
+        A parameter's block is the largest power of two up to `block_size` that divides the length of its rows, as in align.optim8bit.
+        """
+        total = scales = fp32 = largest = 0
+        groups: Counter[int] = Counter()
+        for shape in parameter_shapes:
+            size = math.prod(shape)
+            row = size // shape[0] if shape and shape[0] else 0
+            block = min(block_size, row & -row)
+            total, largest = total + size, max(largest, size)
+            if len(shape) < 2 or size < min_8bit_elems or block < _MIN_BLOCK:
+                fp32 += size
+                groups[0] += size
+            else:
+                scales += size // block
+                groups[block] += size
+        return cls(parameters=total, scales=scales, fp32_state=fp32, largest=largest, largest_group=max(groups.values(), default=0),
+                   block=block_size, **fields)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch on one rank."""
+        return self.micro_batch * self.length
+
+    @property
+    def base_gb(self) -> float:
+        """Host memory of one rank before anything of the run is in it, GiB."""
+        if self.host_base_gb_per_rank is not None:
+            return self.host_base_gb_per_rank
+        return 5.5 if self.device == "cuda" else 0.22
