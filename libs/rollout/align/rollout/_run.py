@@ -55,16 +55,16 @@ class Run:
         self._stop_table[stop_ids] = True
         self._watch = watch  # None without stop strings
         self._watchers: list[StopStrings] = []  # then one a running row
+        self._owners: list[tuple[int, int]] = []  # one a running row: its sample, the step at which it entered
         # Results of sample s: cells s * width .. s * width + length - 1.
         count, self._width = len(requests) * n, max(request.limit for request in requests)
         self._ids = torch.zeros(count * self._width, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(count * self._width, device=device)
         self._raw_logprobs = torch.zeros_like(self._logprobs)
         self._keys = torch.zeros_like(self._ids)  # noise keys, made for all its tokens when a sample enters
-        self._lengths = torch.zeros(count, dtype=torch.int64, device=device)
-        self._stopped = torch.zeros(count, dtype=torch.bool, device=device)
+        self._lengths, self._stopped = [0] * count, [False] * count
         self._state = torch.zeros(4, self._rows, dtype=torch.int64, device=device)
-        self._active = 0
+        self._active = self._steps = 0
         self._bound = 0  # above the position of every running row
         # Long prompts first: rows of one prefill are of like length, and the long samples don't run alone at the end.
         self._waiting = deque(sorted(range(len(requests)), key=lambda index: -len(requests[index].prompt)))
@@ -84,6 +84,7 @@ class Run:
                 state = self._state[:, : min(-(-self._active // 8) * 8, self._rows)]
                 hidden = self._stepper(state[_TOKEN], state[_POSITION], self._bound)
                 self._bound += 1
+                self._steps += 1
                 self._accept(self._model.lm_head(hidden[: self._active]), 0)
         return self._collect(weights_version)
 
@@ -104,6 +105,7 @@ class Run:
                 cell = sample * self._width
                 columns.append((0, len(request.prompt) - 1, cell, cell + request.limit))
                 keys.append(sample_key(request.seed, sample % self._n))
+                self._owners.append((sample, self._steps))
                 if self._watch:
                     self._watchers.append(self._watch(request.prompt))
             state = torch.tensor(columns, device=self._state.device).T  # (4, entering)
@@ -151,36 +153,38 @@ class Run:
 
     def _retire(self, done: torch.Tensor, stopped: torch.Tensor, first: int) -> None:
         """Notes the results of rows that are done and closes the gaps with rows from the end; `done` and `stopped` begin at row `first`."""
-        cells = self._state[_CELL, first : self._active][done]
-        samples = (cells - 1) // self._width
-        self._lengths[samples] = cells - samples * self._width
-        self._stopped[samples] = stopped[done]
-        gone = torch.zeros(self._active, dtype=torch.bool, device=done.device)
-        gone[first:] = done
-        self._active -= samples.shape[0]
-        holes = gone[: self._active].nonzero().flatten()
-        movers = (~gone[self._active :]).nonzero().flatten() + self._active
-        if holes.shape[0]:
-            self._state[:, holes] = self._state[:, movers]
-            self._cache.k[:, holes] = self._cache.k[:, movers]
-            self._cache.v[:, holes] = self._cache.v[:, movers]
+        ended, stops, before = [first + row for row in done.nonzero().flatten().tolist()], stopped.tolist(), self._active
+        for row in ended:
+            sample, entered = self._owners[row]
+            self._lengths[sample], self._stopped[sample] = 1 + self._steps - entered, stops[row - first]
+        self._active -= len(ended)
+        movers = iter(sorted(set(range(self._active, before)) - set(ended)))
+        for hole in ended:
+            if hole < self._active:
+                self._move(next(movers), hole)
+        del self._owners[self._active :], self._watchers[self._active :]
+
+    def _move(self, row: int, to: int) -> None:
+        self._owners[to] = self._owners[row]
         if self._watch:
-            for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
-                self._watchers[hole] = self._watchers[mover]
-            del self._watchers[self._active :]
+            self._watchers[to] = self._watchers[row]
+        self._state[:, to] = self._state[:, row]
+        self._cache.k[:, to] = self._cache.k[:, row]
+        self._cache.v[:, to] = self._cache.v[:, row]
 
     def _measure(self) -> None:
         """Looks up `_bound` after rows came or went; between, it grows by one a step."""
         self._bound = int(self._state[_POSITION, : self._active].max()) + 1 if self._active else 0
 
     def _collect(self, weights_version: int) -> list[Sample]:
-        taken = torch.arange(self._width, device=self._lengths.device) < self._lengths[:, None]  # (samples, width)
+        device = self._ids.device
+        taken = torch.arange(self._width, device=device) < torch.tensor(self._lengths, device=device)[:, None]  # (samples, width)
         ids, logprobs, raw = (buffer.view(taken.shape)[taken].tolist() for buffer in (self._ids, self._logprobs, self._raw_logprobs))
         if not torch.isfinite(self._raw_logprobs).all():
             bad = int((~torch.isfinite(self._raw_logprobs.view(taken.shape))).any(1).nonzero()[0])
             raise RolloutError(f"logits are not finite in sample {bad % self._n} of prompt {bad // self._n}; look for NaN in the weights")
         out, start = [], 0
-        for sample, (length, stopped) in enumerate(zip(self._lengths.tolist(), self._stopped.tolist(), strict=True)):
+        for sample, (length, stopped) in enumerate(zip(self._lengths, self._stopped, strict=True)):
             end = start + length
             reason: Literal["stop", "length"] = "stop" if stopped else "length"
             prompt = self._requests[sample // self._n].prompt
