@@ -114,6 +114,16 @@ def test_drop_and_error():
         encode(rows, "text", max_length=5, overlong="error")
 
 
+def test_long_text_is_split_when_asked_and_loses_nothing():
+    encoded = encode([{"text": "abcdefgh"}, {"text": "xy"}, {"text": "abcd"}], "text", max_length=5, overlong="split")
+    assert [example.ids.tolist() for example in encoded.examples] == [
+        [BOS, *ids_of("abcd")], [*ids_of("efgh"), EOS], [BOS, *ids_of("xy"), EOS], [BOS, *ids_of("abc")], [*ids_of("d"), EOS],
+    ]
+    assert (encoded.kept, encoded.truncated, encoded.dropped.total(), encoded.tokens) == (3, 0, 0, 20)
+    with pytest.raises(DataError, match="overlong 'split' would train the tail of a row of kind completion without its prompt"):
+        encode([{"prompt": "a", "completion": "b"}], "completion", overlong="split")
+
+
 def test_a_chat_without_an_assistant_turn_is_dropped():
     rows = [{"messages": [{"role": "user", "content": "q"}]}, {"messages": [{"role": "assistant", "content": "a"}]}]
     assert dict(encode(rows, "messages").dropped) == {"nothing_trained": 1}
@@ -123,7 +133,7 @@ def test_what_cannot_be_encoded_is_refused():
     row = {"prompt": "a", "answer": "b"}
     for message, call in {
         "rows of kind 'answer' hold nothing to train on": lambda: encode([row], "answer"),
-        "overlong 'cut' is not known; it is truncate, drop or error": lambda: encode([row], "text", overlong="cut"),
+        "overlong 'cut' is not known; it is truncate, drop, error or split": lambda: encode([row], "text", overlong="cut"),
         "max_length 1 leaves no target": lambda: encode([row], "text", max_length=1),
         "template and system are for rows of kind messages, these are text": lambda: encode([row], "text", system="s"),
         "row 0: field 'text' is missing": lambda: encode([row], "text"),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from align.data import Cursor, DataError, Encoded, Example, Loader
+from align.data import Cursor, DataError, Encoded, Example, Loader, eval_batches
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ def loader_of(encoded, **options):
     return Loader(encoded, **given_options)
 
 
-def check_batch(batch, encoded, longest):
+def check_batch(batch, encoded):
     """Everything that a batch claims, against the documents; returns what it holds: a Counter of ids."""
     assert {a.dtype for a in (batch.input_ids, batch.targets, batch.position_ids)} == {np.dtype(np.int64)}
     assert batch.loss_mask.dtype == np.bool_
@@ -83,7 +83,7 @@ def test_every_token_once_an_epoch_on_all_ranks_together(lengths, packing, shape
             assert len(step.micro_batches) == global_batch // world // micro_batch
             for batch in step.micro_batches:
                 assert len(batch.input_ids) == micro_batch
-                held += check_batch(batch, encoded, max(lengths))
+                held += check_batch(batch, encoded)
                 trained += batch.loss_mask.sum()
                 shapes.add((batch.input_ids.shape, None if batch.cu_seqlens is None else batch.cu_seqlens.shape, batch.max_seqlen))
         assert trained == steps[0].trained_tokens and held.total() == steps[0].tokens
@@ -97,6 +97,19 @@ def test_every_token_once_an_epoch_on_all_ranks_together(lengths, packing, shape
         assert sorted(documents[epoch * len(lengths) : (epoch + 1) * len(lengths)]) == list(range(len(lengths)))
     if packing:
         assert len(shapes) == 1 and {shape[0][1] for shape in shapes} == {40}
+
+
+@given(LENGTHS, st.booleans(), st.integers(1, 5), st.integers(1, 4))
+def test_an_evaluation_sees_everything_once_and_ranks_have_equally_many_batches(lengths, packing, micro_batch, world):
+    encoded = encoded_of(lengths)
+    options = {"micro_batch": micro_batch, "max_length": 40, "packing": packing, "pad_id": PAD}
+    ranks = [list(eval_batches(encoded, **options, rank=rank, world=world)) for rank in range(world)]
+    assert len({len(batches) for batches in ranks}) == 1
+    # Every document here has a target, so a batch without any is one that only fills up.
+    full = [batch for batches in ranks for batch in batches if batch.loss_mask.any()]
+    assert sum(batch.loss_mask.sum() for batch in full) == encoded.trained_tokens
+    held = sum((check_batch(batch, encoded) for batch in full), Counter())
+    assert held == sum((Counter(example.ids.tolist()) for example in encoded.examples), Counter())
 
 
 def order(loader, steps):
@@ -121,7 +134,7 @@ def test_resume_at_every_step_on_any_number_of_ranks(packing):
                 loader.load_state_dict(json.loads(json.dumps(state)))
             once = [loader.next_step() for loader in ranks]
             assert all(step.documents == steps[at] for step in once)
-            held = sum((check_batch(batch, encoded, 40) for step in once for batch in step.micro_batches), Counter())
+            held = sum((check_batch(batch, encoded) for step in once for batch in step.micro_batches), Counter())
             assert held == sum((Counter(encoded.examples[i].ids.tolist()) for i in steps[at]), Counter())
             assert ranks[-1].state_dict() == states[at + 1]
         again = loader_of(encoded, packing=packing, window=16)

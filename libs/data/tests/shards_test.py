@@ -57,7 +57,7 @@ def test_documents_come_back(tmp_path_factory, shards, chunk):
         private.write_manifest(directory, {}, {}, entries)
         opened = open_shards(directory)
         everything = [example for examples in shards for example in examples]
-        assert len(opened.examples) == opened.kept == len(everything)
+        assert len(opened.examples) == opened.documents == len(everything)
         for index in reversed(range(len(everything))):  # any order, not only the one of writing
             assert same(opened.examples[index], everything[index])
         assert opened.lengths.tolist() == [len(example.ids) for example in everything]
@@ -80,7 +80,7 @@ def test_a_build_is_encode_rows_in_blocks(tmp_path):
     assert all(same(*pair) for pair in zip(shards.examples, encoded.examples, strict=True))
     counts = shards.manifest["counts"]
     assert counts == {
-        "rows": 40, "kept": encoded.kept, "dropped": dict(encoded.dropped), "truncated": encoded.truncated,
+        "rows": 40, "kept": encoded.kept, "documents": encoded.kept, "dropped": dict(encoded.dropped), "truncated": encoded.truncated,
         "tokens": encoded.tokens, "trained_tokens": encoded.trained_tokens,
     }
     assert encoded.truncated and len(shards.manifest["shards"]) == 3
@@ -180,7 +180,7 @@ def test_a_directory_of_other_rows_or_settings_is_left_alone(tmp_path):
         with pytest.raises(DataError, match=message):
             build(tmp_path, **options)
         assert files(tmp_path) == before
-    assert build(tmp_path).kept == 40
+    assert build(tmp_path).documents == 40
     with pytest.raises(DataError, match="no rows are left of 1"):
         build(tmp_path / "none", rows=[{"prompt": "a", "completion": ""}])
     (tmp_path / "file").write_text("")

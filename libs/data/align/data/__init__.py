@@ -8,7 +8,7 @@ from ._encode import Encoded, Example, chat_rows, encode_rows
 from ._errors import DataError
 from ._http import HubError
 from ._hub import Hub, HubFile, RemoteFile
-from ._loader import Loader, Step
+from ._loader import Loader, Step, eval_batches
 from ._mixture import Mixture
 from ._overlap import Decontaminated, Deduped, Hit, decontaminate, dedupe_rows
 from ._packing import efficiency, pack
@@ -48,6 +48,7 @@ __all__ = [
     "dedupe_rows",
     "efficiency",
     "encode_rows",
+    "eval_batches",
     "gsm8k_rows",
     "lean_rows",
     "math500_rows",

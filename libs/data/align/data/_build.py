@@ -115,8 +115,8 @@ def _make(job: Job, encoder: Encoder) -> dict[str, Any]:
         shard = description.with_suffix(".bin")
         raise DataError(f"{shard}: is damaged, or made of other rows; remove {directory}, or give another directory")
     block = encode_block(rows, encoder)
-    notes = {"key": key, "settings": settings, "rows": block.rows, "dropped": dict(block.dropped), "truncated": block.truncated}
-    return write_shard(directory, index, block.examples, notes)
+    counts = {"rows": block.rows, "kept": block.kept, "dropped": dict(block.dropped), "truncated": block.truncated}
+    return write_shard(directory, index, block.examples, {"key": key, "settings": settings, **counts})
 
 
 def _whole_entry(description: Path) -> dict[str, Any] | None:
@@ -139,7 +139,8 @@ def _refuse_other_settings(directory: Path, settings: dict[str, Any]) -> None:
 def _counts(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "rows": sum(entry["rows"] for entry in entries),
-        "kept": sum(entry["documents"] for entry in entries),
+        "kept": sum(entry["kept"] for entry in entries),
+        "documents": sum(entry["documents"] for entry in entries),
         "dropped": dict(sum((Counter(entry["dropped"]) for entry in entries), Counter())),
         "truncated": sum(entry["truncated"] for entry in entries),
         "tokens": sum(entry["tokens"] for entry in entries),

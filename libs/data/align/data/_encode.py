@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from ._errors import DataError
 from ._rows import Row
 
-Overlong = Literal["truncate", "drop", "error"]
+Overlong = Literal["truncate", "drop", "error", "split"]
 TRAINABLE = ("messages", "completion", "text")
 
 
@@ -40,7 +41,7 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Documents in the order of their rows, and what became of the rows.
+    """Documents in the order of their rows, and what became of the rows. There are more documents than rows kept where rows were split.
 
     `dropped` counts rows by reason: "overlong" (longer than max_length), "empty" (no text), "nothing_trained" (no trained token, or
     none left after truncation). `tokens` is the sum of T; `trained_tokens` counts targets: masked tokens that have one before them.
@@ -88,8 +89,9 @@ def encode_rows(
     included; `system` is put in front of rows that have no system message of their own. completion: the prompt, then the completion and
     one eos, which are trained. text: all of it and one eos are trained. Where the tokenizer's own rule adds a bos, there is exactly one.
 
-    overlong: "truncate" cuts ids and mask at max_length (no eos is put after a cut), "drop" leaves the row out, "error" raises. Rows
-    that end up without a target are dropped and counted. Raises DataError: a kind with nothing to train on, no rows left, a
+    overlong: "truncate" cuts ids and mask at max_length (no eos is put after a cut), "drop" leaves the row out, "error" raises, "split"
+    (for text) makes documents of max_length tokens of it, each with positions from 0; the row counts as one that was kept. Rows that
+    end up without a target are dropped and counted. Raises DataError: a kind with nothing to train on, no rows left, a
     tokenizer without eos, a template that fails on a row, each with the row's place.
     """
     block = encode_block(rows, Encoder(tokenizer, kind=kind, max_length=max_length, overlong=overlong, template=template, system=system))
@@ -102,7 +104,7 @@ def encode_rows(
         digest.update(np.packbits(example.mask).data)
     return Encoded(
         examples=block.examples,
-        kept=len(block.examples),
+        kept=block.kept,
         dropped=block.dropped,
         truncated=block.truncated,
         tokens=sum(len(example.ids) for example in block.examples),
@@ -122,6 +124,7 @@ class Block:
 
     examples: list[Example]
     rows: int
+    kept: int
     dropped: Counter[str]
     truncated: int
 
@@ -130,7 +133,7 @@ def encode_block(rows: Iterable[dict[str, Any]], encoder: "Encoder") -> Block:
     """As `encode_rows`, but none left is no error: a block is a part."""
     examples: list[Example] = []
     dropped: Counter[str] = Counter()
-    truncated = seen = 0
+    truncated = seen = kept = 0
     for seen, row in enumerate(rows, 1):
         place = getattr(row, "place", f"row {seen - 1}")
         ids, mask = encoder(row, place)
@@ -146,12 +149,19 @@ def encode_block(rows: Iterable[dict[str, Any]], encoder: "Encoder") -> Block:
             if encoder.overlong == "drop":
                 dropped["overlong"] += 1
                 continue
-        if not any(mask[1 : encoder.max_length]):
+        size = encoder.max_length
+        stop = len(ids) if encoder.overlong == "split" else min(len(ids), size)
+        starts = list(range(0, stop, size))
+        if stop % size == 1 and len(starts) > 1 and size > 2:
+            starts[-1] -= 1  # a last piece of one token would have no target
+        pieces = [slice(at, to) for at, to in pairwise([*starts, stop]) if any(mask[at + 1 : to])]
+        if not pieces:
             dropped["nothing_trained"] += 1
             continue
-        truncated += len(ids) > encoder.max_length
-        examples.append(Example(np.array(ids[: encoder.max_length], np.int32), np.array(mask[: encoder.max_length], np.bool_)))
-    return Block(examples, seen, dropped, truncated)
+        kept += 1
+        truncated += len(ids) > stop
+        examples += [Example(np.array(ids[piece], np.int32), np.array(mask[piece], np.bool_)) for piece in pieces]
+    return Block(examples, seen, kept, dropped, truncated)
 
 
 def chat_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -222,8 +232,10 @@ class Encoder:
 def _check_arguments(kind: str, max_length: int, overlong: str, template: str | None, system: str | None) -> None:
     if kind not in TRAINABLE:
         raise DataError(f"rows of kind {kind!r} hold nothing to train on directly; kinds are {', '.join(TRAINABLE)}")
-    if overlong not in ("truncate", "drop", "error"):
-        raise DataError(f"overlong {overlong!r} is not known; it is truncate, drop or error")
+    if overlong not in ("truncate", "drop", "error", "split"):
+        raise DataError(f"overlong {overlong!r} is not known; it is truncate, drop, error or split")
+    if overlong == "split" and kind != "text":
+        raise DataError(f"overlong 'split' would train the tail of a row of kind {kind} without its prompt; use truncate or drop")
     if max_length < 2:
         raise DataError(f"max_length {max_length} leaves no target; it is at least 2")
     if kind != "messages" and (template is not None or system is not None):

@@ -1,7 +1,7 @@
 """Optimizer steps from encoded rows: which documents, in which micro-batch, on which rank."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,12 +51,7 @@ class Loader:
     ):
         _check_shape(global_batch, micro_batch, rank, world)
         self._lengths, self._trained = encoded.lengths, encoded.trained
-        longest = int(self._lengths.max(initial=0))
-        if longest > max_length:
-            index = int(self._lengths.argmax())
-            raise DataError(
-                f"document {index} has {longest} tokens, more than max_length {max_length}; encode the rows with that max_length"
-            )
+        longest = _longest(self._lengths, max_length)
         self._examples = encoded.examples
         self._global_batch, self._micro_batch, self._rank, self._world = global_batch, micro_batch, rank, world
         self._max_length, self._packing, self._pad_id, self._window = max_length, packing, pad_id, window
@@ -154,6 +149,42 @@ class Loader:
     def _epochs_done(self) -> float:
         ahead = sum(len(row) for row in self._rows[self._row :])
         return self._cursor.progress - ahead / self._cursor.size
+
+
+def eval_batches(
+    documents: Documents, *, micro_batch: int, max_length: int, packing: bool, rank: int = 0, world: int = 1, pad_id: int = 0
+) -> Iterator[Batch]:
+    """One pass over all documents in their order, for a held-out loss: batch i is of rank i mod world.
+
+    Every rank gets the same number of batches, so none waits for another: where they do not come out even, the last ones of the later
+    ranks hold nothing that is trained (loss_mask all False). Shapes are as a `Loader`'s; the last batch may have fewer rows, when padded.
+    """
+    _check_shape(micro_batch * world, micro_batch, rank, world)
+    lengths, longest = documents.lengths, _longest(documents.lengths, max_length)
+    if packing:
+        rows = pack(lengths.tolist(), max_length)
+        max_seqlen = 1 << (longest - 1).bit_length()
+        segments = micro_batch * _most_segments(lengths, max_length, max_seqlen)
+    else:
+        rows = [[index] for index in range(len(lengths))]
+    parts = [rows[at : at + micro_batch] for at in range(0, len(rows), micro_batch)]
+    for turn in range(-(-len(parts) // world)):
+        mine = turn * world + rank
+        examples = [[documents.examples[index] for index in row] for row in parts[min(mine, len(parts) - 1)]]
+        if packing:
+            examples += [[]] * (micro_batch - len(examples))
+            batch = packed_batch(examples, max_length, max_seqlen=max_seqlen, segments=segments, pad_id=pad_id)
+        else:
+            batch = padded_batch([row[0] for row in examples], pad_id=pad_id)
+        yield batch if mine < len(parts) else replace(batch, loss_mask=np.zeros_like(batch.loss_mask))
+
+
+def _longest(lengths: np.ndarray, max_length: int) -> int:
+    longest = int(lengths.max(initial=0))
+    if longest > max_length:
+        index = int(lengths.argmax())
+        raise DataError(f"document {index} has {longest} tokens, more than max_length {max_length}; encode the rows with that max_length")
+    return longest
 
 
 def _most_segments(lengths: np.ndarray, row_length: int, max_seqlen: int) -> int:

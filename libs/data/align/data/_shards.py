@@ -43,7 +43,7 @@ class Shards:
     def __init__(self, directory: Path, manifest: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]):
         self.directory, self.manifest = directory, manifest
         self._files = [_ShardFile(directory, entry) for entry in entries]
-        self.kept = sum(entry["documents"] for entry in entries)
+        self.documents = sum(entry["documents"] for entry in entries)
         self.tokens = sum(entry["tokens"] for entry in entries)
         self.trained_tokens = sum(entry["trained_tokens"] for entry in entries)
         self.digest = hashlib.sha256("".join(entry["sha256"] for entry in entries).encode()).hexdigest()
@@ -256,7 +256,7 @@ class _Examples(Sequence[Example]):
         self._shards = shards
 
     def __len__(self) -> int:
-        return int(self._shards.kept)
+        return int(self._shards.documents)
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
