@@ -3,6 +3,11 @@
 import copy
 import json
 import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -459,3 +464,10 @@ def test_small_updates_of_bf16_move_only_with_stochastic_rounding():
             optimizer.step()
         moved[stochastic] = 1 - p.detach().double().mean().item()
     assert moved[True] == pytest.approx(0.06, rel=0.05) and moved[False] == 0
+
+
+def test_the_readmes_example_runs():
+    (block,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.S)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", block], env=environment, capture_output=True, text=True, timeout=300)
+    assert re.fullmatch(r"loss 0\.\d\d, norm 0\.\d+, \d+ bytes of state\n", done.stdout), done.stdout + done.stderr
