@@ -17,7 +17,7 @@ _Linear = tuple[Tensor, Tensor | None]  # transposed weight (in, out), bias
 
 class _Norm(NamedTuple):
     weight: Tensor
-    eps: Tensor  # 0-d: elementwise operations take it faster than a number
+    eps: Tensor  # 0-d, in the dtype to compute in: elementwise operations take it faster than a number
 
 
 class _Layer(NamedTuple):
@@ -195,7 +195,8 @@ def _mask_table(room: int, window: int | None, like: Tensor) -> Tensor:
 
 
 def _norm_of(norm: RMSNorm) -> _Norm:
-    return _Norm(norm.weight, torch.tensor(norm.eps, device=norm.weight.device))
+    dtype = torch.promote_types(norm.weight.dtype, torch.float32)
+    return _Norm(norm.weight, torch.tensor(norm.eps, dtype=dtype, device=norm.weight.device))
 
 
 def _joined(*linears: nn.Linear) -> list[_Linear]:
@@ -227,7 +228,7 @@ def _add_projected(hidden: Tensor, x: Tensor, linear: _Linear) -> Tensor:
 
 def _normed(x: Tensor, norm: _Norm) -> Tensor:
     """What RMSNorm computes, in fewer operations."""
-    wide = x.float()
+    wide = x.to(norm.eps.dtype)
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = torch.addcmul(norm.eps, length, length, value=1 / x.shape[-1]).rsqrt_()
     return (wide * scale).mul_(norm.weight).to(x.dtype)
