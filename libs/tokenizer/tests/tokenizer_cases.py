@@ -96,3 +96,18 @@ def wrong_chats(name: str) -> tuple[int, list]:
         if "error" in row or chat.text != row["text"] or chat.ids != row["ids"]:
             wrong.append((row["id"], chat.text, row.get("text")))
     return len(mine), wrong
+
+
+@cache
+def components() -> dict:
+    """Small tokenizers that together use every component, and the reference's answers on 17 texts each."""
+    return json.loads(gzip.decompress((DATA / "component_cases.json.gz").read_bytes()))
+
+
+def component_json(index: int) -> dict:
+    """The tokenizer.json of one of them."""
+    every = components()
+    data = json.loads(json.dumps(every["configs"][index][0]))
+    model = data["model"]
+    model["vocab"], model["merges"] = (every["bytes"], every["byte_merges"]) if model["vocab"] == "BYTES" else (every["chars"], every["merges"])
+    return data

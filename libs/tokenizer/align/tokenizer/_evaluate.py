@@ -6,7 +6,7 @@ from align.tokenizer import _filters as F
 from align.tokenizer import _values as V
 from align.tokenizer._errors import ChatError
 
-_MAX_STEPS = 5_000_000
+_MAX_STEPS = 1_000_000  # a thousand messages take some ten thousand
 _COMPARE = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _ARITHMETIC = {"-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod, "**": operator.pow}
 _DICT_METHODS = {"items": lambda d: list(d.items()), "keys": lambda d: list(d.keys()), "values": lambda d: list(d.values()), "get": dict.get, "copy": dict.copy}
@@ -91,6 +91,7 @@ class Renderer:
         if only is not None:
             items = [item for item in items if self._scoped(lambda item=item: (self._bind(target, item), self._value(only))[1])]
         for index, item in enumerate(items):
+            self._step(self._line)
             self._scopes.append({"loop": F.Loop(items, index)})
             try:
                 self._bind(target, item)

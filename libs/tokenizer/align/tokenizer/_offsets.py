@@ -14,14 +14,17 @@ class Places(dict):
     """Per word, the length in characters of each of its tokens; `odd` holds the words that tokens do not tile so simply, with the
     (first, last + 1) characters of each token."""
 
-    def __init__(self, bpe: Bpe, text_of: dict[int, str]):
+    def __init__(self, bpe: Bpe):
         super().__init__()
-        self._bpe, self._text_of = bpe, text_of
+        self._bpe = bpe
+        self._length_of = {token_id: len(token) for token, token_id in bpe.vocab.items()}
         self.odd: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        sizes = tuple([len(self._text_of[i]) for i in self._bpe[word]])
-        if sum(sizes) != len(word):
+        sizes = tuple(map(self._length_of.__getitem__, self._bpe[word]))
+        bpe = self._bpe
+        plain = word.isascii() if bpe.byte_level else all(map(bpe.vocab.__contains__, bpe.written(word)))
+        if not plain or sum(sizes) != len(word):
             ranges = char_ranges(self._bpe, word)
             sizes = tuple([b - a for a, b in ranges])
             if [a for a, _ in ranges] != list(accumulate(sizes, initial=0))[:-1] or sum(sizes) != len(word):
@@ -52,6 +55,8 @@ class Walk:
         self.ids: list[int] = []
         self.offsets: list[tuple[int, int]] = []
         self._starts = None
+        if tokenizer._places is None:
+            tokenizer._places = Places(tokenizer._bpe)
         tokenizer._places.trim()
         if unit == "byte":
             self._starts = range(len(text) + 1) if text.isascii() else list(accumulate((len(c.encode()) for c in text), initial=0))
@@ -208,12 +213,13 @@ def _first_parts(bpe: Bpe, text: str) -> tuple[list[str], list[int]]:
 
 def trimmed(tokenizer, index: int, token_id: int, span: tuple[int, int]) -> tuple[int, int]:
     """ByteLevel's trim_offsets: spaces at the ends of a token are not part of its place."""
-    token = tokenizer._text_of[token_id]
+    token = tokenizer._token_of[token_id]
     spaces = [char == BYTE_TO_CHAR[32] or U.contains(U.property_set("s"), ord(char)) for char in token]
     start, end = span
     leading = spaces.index(False) if False in spaces else len(spaces)
     trailing = spaces[::-1].index(False) if False in spaces else len(spaces)
-    if leading and not ((index == 0 or start == 0) and tokenizer._post.add_prefix_space):
+    added = leading == 1 and (index == 0 or start == 0) and tokenizer._post.add_prefix_space  # the space that encoding put there
+    if leading and not added:
         start = min(start + leading, end)
     if trailing and end >= trailing:
         end = max(end - trailing, start)

@@ -78,7 +78,8 @@ class Metaspace:
         out: list[Piece] = []
         for index, (text, spans) in enumerate(pieces):
             piece = (text.replace(" ", self.replacement), spans)
-            wanted = self.scheme == "always" or (self.scheme == "first" and first and index == 0)
+            at_start = first and (index == 0 if spans is None else spans[0][0] == 0)
+            wanted = self.scheme == "always" or (self.scheme == "first" and at_start)
             if wanted and not piece[0].startswith(self.replacement):
                 piece = prefixed(piece, self.replacement)
             out.append(piece)
@@ -99,6 +100,7 @@ class PreTokenizer:
         if rest and isinstance(rest[0], Split) and rest[0].behaviour == "Isolated" and len(rest) == 1:
             self._tile = rest.pop().finder
         split_here = isinstance(self._prefix, Metaspace) and self._prefix.splitter is not None
+        self._needs_spans = any(isinstance(stage, Metaspace) and stage.scheme == "first" for stage in stages[1:])
         self.simple = not rest and not split_here
         # Metaspace alone: spaces may stay, if the model reads a space as the replacement.
         self.space = self._prefix.replacement if self.simple and not self._tile and isinstance(self._prefix, Metaspace) else None
@@ -106,7 +108,8 @@ class PreTokenizer:
     def words(self, text: str, first: bool) -> list[str]:
         """The pieces' texts. `first`: the stretch begins where the whole text begins."""
         if not self.simple:
-            return [piece for piece, _ in self.pieces(text, None, first)]
+            spans = [(i, i + 1) for i in range(len(text))] if self._needs_spans else None
+            return [piece for piece, _ in self.pieces(text, spans, first)]
         if self.space:
             wanted = self._prefix.scheme == "always" or (self._prefix.scheme == "first" and first)
             return [" " + text if wanted and text and text[0] not in (" ", self.space) else text]

@@ -43,7 +43,11 @@ def parse_template(source: str) -> list:
     source = re.sub(r"\r\n|\r", "\n", source)
     if source.endswith("\n"):
         source = source[:-1]
-    return _Parser(_lex(source)).body(())
+    parser = _Parser(_lex(source))
+    try:
+        return parser.body(())
+    except RecursionError:
+        parser.fail("the template is nested too deeply")
 
 
 def _lex(source: str) -> list:

@@ -46,22 +46,26 @@ class Tokenizer:
         self._post = postprocessor_from(root.child("post_processor"))
         self._chain = decoder_from(root.child("decoder"))
         self._load_added(root)
-        self._places = Places(self._bpe, self._text_of)
+        self._places: Places | None = None  # made when offsets are first asked for
         self._fingerprint: str | None = None
         for name in ("bos", "eos", "pad", "unk"):
             self._config_token(name)  # a config that names what is no token fails here, not in a run
 
     def _load_added(self, root: Node):
         vocab = self._bpe.vocab
-        self._text_of: dict[int, str] = dict(zip(vocab.values(), vocab))
+        self._token_of: dict[int, str] = dict(zip(vocab.values(), vocab))
+        self._text_of = dict(self._token_of)  # what decoding sees
         self.added_tokens: dict[str, AddedToken] = {}
         for i, token in enumerate(added_from(root) if root.value.get("added_tokens") is not None else []):
-            known = vocab.get(token.content, self._text_of.get(token.id, token.content))
+            known = vocab.get(token.content, self._token_of.get(token.id, token.content))
             if known not in (token.id, token.content):
                 root.fail(f"added_tokens[{i}]: {token.content!r} and id {token.id} belong to different tokens of the vocabulary")
             self.added_tokens[token.content] = token
-            self._text_of[token.id] = token.content
+            self._token_of[token.id] = token.content
+            self._text_of[token.id] = self._normal(token.content) if token.normalized else token.content  # as the reference decodes it
+        special = {t.content for t in self.added_tokens.values() if t.special}
         self._special_ids = frozenset(t.id for t in self.added_tokens.values() if t.special)
+        self._skipped = frozenset(t.id for t in self.added_tokens.values() if self._text_of[t.id] in special)
         raw = {t.content: t for t in self.added_tokens.values() if not t.normalized}
         normal = {self._normal(t.content): t for t in self.added_tokens.values() if t.normalized}
         self._raw_matcher, self._normal_matcher = Matcher(raw), Matcher({k: v for k, v in normal.items() if k})
@@ -111,7 +115,7 @@ class Tokenizer:
         return added.id if added else self._bpe.vocab.get(token)
 
     def id_to_token(self, token_id: int) -> str | None:
-        return self._text_of.get(token_id)
+        return self._token_of.get(token_id)
 
     def _config_token(self, name: str) -> str | None:
         value = self._config.get(f"{name}_token")
@@ -237,7 +241,7 @@ class Tokenizer:
             if not isinstance(token_id, int) or token_id < 0:
                 raise TokenizerError(f"{token_id!r} is no token id")
             return None  # a padded vocabulary has ids without a token; like the reference, they decode to nothing
-        return None if skip_special and token_id in self._special_ids else token
+        return None if skip_special and token_id in self._skipped else token
 
     def _tokens(self, ids: Iterable[int], skip_special: bool) -> list[str]:
         try:
