@@ -188,7 +188,7 @@ class Point:
         a, b, c, d, upper, lower = base
         upper, lower = _root_bounds(upper, lower, k)
         self.radicals.add((radicand, k))
-        self.budget.spend(self.cost * 2)
+        self.budget.spend(self.cost * (4 + k))
         if k > 256:
             raise OverBudget
         if c is not None:
@@ -286,7 +286,7 @@ class Point:
         rule = _RULES.get(name)
         if rule is None:
             raise Unknown(name)
-        self.budget.spend(self.cost * 8)
+        self.budget.spend(self.cost * 16)
         if name in ("floor", "ceil", "mod"):
             exact = exact_value(node, self.values)
             if exact is not None:

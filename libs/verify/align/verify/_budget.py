@@ -1,8 +1,10 @@
 """Limits that hold on every machine alike: counted steps and counted bits, in place of clocks and signals."""
 
-STEPS = 40_000  # of one verdict; a step is about a microsecond of Python
-MAX_BITS = 32_768  # of one evaluated integer, numerator or denominator
-MAX_TOKENS = 4_000  # of one answer
+STEPS = 16_000  # of one verdict; a step is one to three microseconds of Python
+MAX_BITS = 32_768  # of one evaluated integer
+MAX_FRACTION_BITS = 8_192  # of numerator and denominator together (their common divisor has to be found)
+MAX_TERMS = 300  # of one sum or product
+MAX_TOKENS = 1_500  # of one answer
 MAX_DEPTH = 70  # of nested brackets in one answer
 
 
@@ -12,6 +14,12 @@ class OverBudget(Exception):
 
 class Unreadable(ValueError):
     """The answer is no mathematics that the grammar knows."""
+
+
+class VerifyError(ValueError):
+    """A caller's mistake: a mode that does not exist, something that is no text, a file that cannot be read."""
+
+    exit_code = 2
 
 
 class Budget:

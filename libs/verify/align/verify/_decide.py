@@ -27,7 +27,7 @@ def same(a: Node, b: Node, budget: Budget) -> bool | None:
         return True
     if _infinite(a) or _infinite(b):
         return False
-    first, second = sorted((repr(a), repr(b)))
+    first, second = sorted((tree.text(a), tree.text(b)))
     noise = modular.Noise(first + second)
     found = modular.same(a, b, noise, budget)
     if found is True:
@@ -160,14 +160,16 @@ def _atoms(node: Node) -> set:
 def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise, budget: Budget) -> bool | None:
     """Whether a tree is zero for all values of its symbols and atoms: exact zeros at random points of both signs."""
     zeros = 0
-    trials = _TRIALS if names or atoms else 1
+    ordered = sorted(names)
+    patterns = _signs(len(ordered), noise)
+    trials = len(patterns) if names or atoms else 1
     for trial in range(2 * trials):
         values: dict = {}
-        for name in sorted(names):
+        for name, negative in zip(ordered, patterns[trial % len(patterns)], strict=True):
             size = noise.next() % 997 + 2
             value = Fraction(size, noise.next() % 31 + 1) if trial % 2 else Fraction(size)
-            values[("s", name)] = value if noise.next() & 1 or trial == 0 else -value
-        for atom in sorted(atoms, key=repr):
+            values[("s", name)] = -value if negative else value
+        for atom in sorted(atoms, key=tree.text):
             values[atom] = Fraction(noise.next() % 9973 + 2, noise.next() % 7 + 1)
         found = _zero_at(difference, values, budget)
         if found is False:
@@ -204,6 +206,15 @@ def _on_integers(difference: Node, names: list[str], budget: Budget) -> bool | N
             return False
         zeros += found is True
     return True if zeros > reach else None
+
+
+def _signs(count: int, noise: modular.Noise) -> list[list[bool]]:
+    """Which symbols are negative in each trial: none, all, each alone, and at random; roots and moduli tell these apart."""
+    patterns = [[False] * count, [True] * count]
+    patterns += [[k == j for k in range(count)] for j in range(count)] if 1 < count <= 4 else []
+    while len(patterns) < _TRIALS:
+        patterns.append([bool(noise.next() & 1) for _ in range(count)])
+    return patterns
 
 
 def _zero_at(difference: Node, values: dict, budget: Budget) -> bool | None:

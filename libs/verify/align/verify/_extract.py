@@ -5,7 +5,9 @@ a box that cannot be read is still the answer, and the judge calls it wrong.
 """
 
 import re
-from typing import NamedTuple
+from collections import namedtuple
+
+from align.verify._budget import VerifyError
 
 MAX_ANSWER = 16_384  # characters; a longer answer is undecided unless it is the gold to the letter
 MAX_BOXES = 1_000  # adjacent boxes read as one list
@@ -29,10 +31,11 @@ _NUMBER = re.compile(
 _SHORT = re.compile(r"(?!.*\*\*)(?!.*[A-Za-z]:)[\x20-\x7e\u00b0-\u00be\u03c0\u2200-\u22ff]+")  # one line that may be an answer by itself
 _PROSE = re.compile(r"(?<!\\)\b[a-z]{3,}\s+[a-z]{3,}\b|\?")
 _CONTROL = re.compile(r"<\|(?:im_start|im_end|endoftext|eot_id|end_of_text)\|>|</s>")
+_TURN = re.compile(r"(?:\s*(?:<\|(?:im_start|im_end|endoftext|eot_id|end_of_text)\|>|</s>)(?:assistant)?){0,20}")
 _CHOICE = re.compile(r"\(?([A-Z])\)?(?:[.:](?=\s)|\s*\Z|(?=,?\s+(?:because|since|as)\b))")
 
 
-class Extraction(NamedTuple):
+class Extraction(namedtuple("Extraction", "answer marker start oversize", defaults=(0, False))):
     """An answer and the marker it was found by.
 
     answer: the text to be read; several adjacent boxes are joined by "; ". None: the marker is there and holds nothing.
@@ -40,10 +43,11 @@ class Extraction(NamedTuple):
     oversize: the answer is longer than MAX_ANSWER characters and was not cut out; `start` says where it begins.
     """
 
+    __slots__ = ()
     answer: str | None
     marker: str
-    start: int = 0
-    oversize: bool = False
+    start: int
+    oversize: bool
 
     @property
     def bare(self) -> bool:
@@ -58,10 +62,12 @@ def extract(text: str, *, mode: str = "final") -> Extraction | None:
     does not count. In mode "final" an "answer is", an "Answer:", the last math environment and the last number follow, in this order;
     mode "marked" stops at the explicit markers.
 
-    Raises: ValueError for another mode.
+    Raises: VerifyError for another mode, or when `text` is no string.
     """
     if mode not in ("final", "marked"):
-        raise ValueError(f'mode {mode!r} is not one of "final", "marked"')
+        raise VerifyError(f'mode {mode!r} is not one of "final", "marked"')
+    if not isinstance(text, str):
+        raise VerifyError(f"text {text!r:.40} is no string; give the model's output as str")
     text = _spoken(text)
     found = _explicit(text)
     if found or mode == "marked":
@@ -89,10 +95,7 @@ def _spoken(text: str) -> str:
     opened = text.find("<think>")
     if opened >= 0:
         text = text[:opened]
-    control = _CONTROL.search(text)
-    while control and not text[: control.start()].strip():
-        text = text[control.end() :].removeprefix("assistant")
-        control = _CONTROL.search(text)
+    control = _CONTROL.search(text, _TURN.match(text).end())
     return text[: control.start()] if control else text
 
 
@@ -152,8 +155,9 @@ def _boxes(text: str, at: int) -> Extraction:
         return Extraction(None, "boxed", start, len(text) - start > MAX_ANSWER)
     parts = [text[start:stop].strip()]
     while True:
-        before = max(text.rfind("\\boxed", 0, at), text.rfind("\\fbox", 0, at))
-        if before < 0 or at - before > MAX_ANSWER:
+        reach = max(0, at - MAX_ANSWER)
+        before = max(text.rfind("\\boxed", reach, at), text.rfind("\\fbox", reach, at))
+        if before < 0:
             break
         inner, end = _box_content(text, before)
         if end < 0 or end >= at:

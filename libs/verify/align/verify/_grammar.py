@@ -5,13 +5,14 @@ Plus-minus signs are read with the signs that `signs` gives, so that the reader 
 
 from fractions import Fraction
 
+from align.verify import _brackets as brackets
 from align.verify import _names as names
+from align.verify import _operate as op
 from align.verify import _tree as tree
 from align.verify._budget import MAX_DEPTH, OverBudget, Unreadable
 from align.verify._lex import Token
-from align.verify._matrix import matrix_sum, matrix_times
 from align.verify._units import BARE as UNIT_WORDS
-from align.verify._values import Value, of_node
+from align.verify._values import Value
 
 _END = Token("end", "", False)
 _SET_OPERATORS = {"cup": "union", "cap": "cap", "setminus": "minus"}
@@ -67,7 +68,7 @@ class Grammar:
                     return left
                 sign = self.sign()
                 right = self.expression(10)
-                left = _plus(left, right if sign > 0 else _negative(right))
+                left = op.plus(left, right if sign > 0 else op.negative(right))
             elif kind == "op" and value in ("*", "/", "**") or kind == "cmd" and value == "mod":
                 if binding >= 20:
                     return left
@@ -75,16 +76,16 @@ class Grammar:
                 if value == "**":
                     left = self.raise_to(left)
                     continue
-                left = _combine(value, left, self.expression(20))
+                left = op.combine(value, left, self.expression(20))
             elif kind == "cmd" and value in _SET_OPERATORS:
                 if binding >= 5:
                     return left
                 self.at += 1
-                left = Value("set", items=(_as_value(left), _as_value(self.expression(5))), info=_SET_OPERATORS[value])
+                left = Value("set", items=(op.as_value(left), op.as_value(self.expression(5))), info=_SET_OPERATORS[value])
             elif self.starts_factor():
                 if binding >= 20:
                     return left
-                left = _times(left, self.postfix(self.primary()))
+                left = op.times(left, self.postfix(self.primary()))
             else:
                 return left
 
@@ -111,7 +112,7 @@ class Grammar:
         if not signed:
             return self.postfix(self.primary())
         operand = self.expression(max(binding, 15))
-        return operand if sign > 0 else _negative(operand)
+        return operand if sign > 0 else op.negative(operand)
 
     def starts_factor(self) -> bool:
         """Whether the next token begins a factor that multiplies what stands before it."""
@@ -152,13 +153,13 @@ class Grammar:
                 if self.is_op("="):
                     self.at -= 1
                     return left
-                left = tree.fact(plain(left))
+                left = tree.fact(op.plain(left))
             elif value == "%":
                 self.at += 1
-                left = ("f", "pct", _node(left))
-            elif value == "'" and _node_or_none(left):
+                left = ("f", "pct", op.node_of(left))
+            elif value == "'" and op.node_or_none(left):
                 self.at += 1
-                left = _rename(left, "'")
+                left = op.renamed(left, "'")
             elif value == "_":
                 self.at += 1
                 left = self.subscript(left)
@@ -171,16 +172,16 @@ class Grammar:
     def raise_to(self, left):
         if self.is_cmd("circ"):
             self.at += 1
-            return ("f", "deg", _node(left))
+            return ("f", "deg", op.node_of(left))
         if self.is_op("*", "'") or self.is_cmd("prime", "star", "dagger"):
             self.at += 1
-            return _rename(left, "'")
+            return op.renamed(left, "'")
         if self.is_op("{") and self.peek(2).value == "}":
             inner = self.peek(1)
             if inner.value in ("circ", "prime", "star", "dagger", "'", "*"):
                 self.at += 3
-                return ("f", "deg", _node(left)) if inner.value == "circ" else _rename(left, "'")
-        return _power(left, self.exponent())
+                return ("f", "deg", op.node_of(left)) if inner.value == "circ" else op.renamed(left, "'")
+        return op.raised(left, self.exponent())
 
     def exponent(self):
         """The exponent of ^ or **: a group, or one factor with its sign, and what it is raised to itself."""
@@ -194,26 +195,26 @@ class Grammar:
             self.at += 1
             value = tree.literal(token.value)
         else:
-            value = plain(self.primary())
+            value = op.plain(self.primary())
         if self.is_op("^"):
             self.at += 1
-            value = _power(value, self.exponent())
+            value = op.raised(value, self.exponent())
         self.depth -= 1
         return value if sign > 0 else tree.neg(value)
 
     def subscript(self, left):
         text = self.subscript_text()
-        node = _node_or_none(left)
+        node = op.node_or_none(left)
         if node is None:
             raise Unreadable("a subscript without a letter")
         if node[0] in "qd":
             return self.in_base(text)
-        return _rename(node, "_" + text)
+        return op.renamed(node, "_" + text)
 
     def in_base(self, text: str):
         """The number before the cursor, read in another base: 204_5, 2A_{16} (its digits are tokens before the sign _)."""
         digits = self.tokens[self.at_of_subscript - 1].value
-        return _base_number(digits, text)
+        return op.in_base(digits, text)
 
     def subscript_text(self) -> str:
         """The subscript as text."""
@@ -248,7 +249,7 @@ class Grammar:
         if kind == "word":
             return self.word(value)
         if kind == "op":
-            return self.bracket(value)
+            return brackets.bracket(self, value)
         if kind == "cmd":
             return self.command(value)
         raise Unreadable("an operand is missing" if kind == "end" else f"words inside a formula: {value}")
@@ -264,7 +265,7 @@ class Grammar:
                 tail = text.partition(".")[2]
                 if len(tail) >= 3 and len(set(tail[-3:])) == 1:
                     self.at += 1
-                    return _repeat(text[:-1], tail[-1])
+                    return op.repeating(text[:-1], tail[-1])
                 raise Unreadable("an ellipsis")
             if after.value == "frac" and "." not in text and "e" not in text:
                 return self.mixed(text)
@@ -284,7 +285,7 @@ class Grammar:
         self.at += 2
         base = self.subscript_text()
         if base.isdigit() and int(base[:4]) > 10:
-            return _base_number(text + letter, base)
+            return op.in_base(text + letter, base)
         self.at = saved
         return tree.literal(text)
 
@@ -293,7 +294,7 @@ class Grammar:
         whole, saved = tree.literal(text), self.at
         self.at += 1
         top, bottom = self.group(), self.group()
-        a, b = tree.value_of(top) if _node_or_none(top) else None, tree.value_of(bottom) if _node_or_none(bottom) else None
+        a, b = tree.value_of(top) if op.node_or_none(top) else None, tree.value_of(bottom) if op.node_or_none(bottom) else None
         if a.__class__ is int and b.__class__ is int and 0 < a < b:
             return tree.add(whole, ("q", Fraction(a, b)))
         self.at = saved
@@ -312,7 +313,7 @@ class Grammar:
             self.at += 1
         if not block.isdigit() or len(block) > 200:
             raise Unreadable("a repeating decimal without digits")
-        return _repeat(text, block)
+        return op.repeating(text, block)
 
     def letter(self, name: str):
         if name == "e":
@@ -335,9 +336,9 @@ class Grammar:
         if applied and self.is_op("(") or (
             name.isupper() and self.is_op("(") and self.peek(1).kind == "sym" and self.peek(2).value in (")", ",")
         ):
-            arguments = self.bracket("(")
+            arguments = brackets.bracket(self, "(")
             items = arguments.items if isinstance(arguments, Value) and arguments.kind in ("tuple", "interval") else (arguments,)
-            return ("f", "@" + name, *(_node(item) for item in items))
+            return ("f", "@" + name, *(op.node_of(item) for item in items))
         return ("s", name)
 
     def word(self, value: str):
@@ -363,7 +364,7 @@ class Grammar:
     def command(self, value: str):
         self.at += 1
         if value == "frac":
-            return _combine("/", self.group(), self.group())
+            return op.combine("/", self.group(), self.group())
         if value in names.FUNCTIONS or value in names.WORD_FUNCTIONS:
             return self.function(names.WORD_FUNCTIONS.get(value, value))
         if value == "pi":
@@ -373,17 +374,17 @@ class Grammar:
         if value in names.GREEK:
             return self.applied(value)
         if value == "binom":
-            return tree.binomial(plain(self.group()), plain(self.group()))
+            return tree.binomial(op.plain(self.group()), op.plain(self.group()))
         if value in ("lfloor", "lceil"):
             self.enter()
-            inner = plain(self.expression())
+            inner = op.plain(self.expression())
             self.expect("cmd", "rfloor" if value == "lfloor" else "rceil")
             self.depth -= 1
             return tree.call("floor" if value == "lfloor" else "ceil", inner)
         if value == "{":
-            return self.braced_set()
+            return brackets.braced_set(self)
         if value == "langle":
-            return self.sequence("(", "cmd", "rangle", ")")
+            return brackets.sequence(self, "(", "cmd", "rangle", ")")
         if value == "emptyset":
             return Value("set", info="finite")
         if value in names.STYLES:
@@ -391,9 +392,9 @@ class Grammar:
         if value in ("R", "Z", "N", "Q", "C"):
             return Value("set", info="all", name=value)
         if value.startswith("begin:") and value[6:] in names.MATRICES:
-            return self.matrix(value[6:])
+            return brackets.matrix(self, value[6:])
         if value in ("sum", "prod"):
-            return self.series(value)
+            return brackets.series(self, value)
         raise Unreadable(f"unknown command \\{value}")
 
     def styled(self, value: str):
@@ -436,7 +437,7 @@ class Grammar:
         for _ in range(2):
             if self.is_op("_") and base is None:
                 self.at += 1
-                base = plain(self.group())
+                base = op.plain(self.group())
             elif self.is_op("^") and exponent is None:
                 self.at += 1
                 exponent = self.exponent()
@@ -447,14 +448,14 @@ class Grammar:
             argument = self.juxtaposed()
         self.depth -= 1
         if isinstance(argument, Value) and argument.kind in ("tuple", "interval", "set", "list") and name in ("max", "min", "gcd", "lcm", "log"):
-            arguments = [_node(item) for item in argument.items]
+            arguments = [op.node_of(item) for item in argument.items]
             if name == "log" and len(arguments) == 2:
                 arguments, base = arguments[:1], arguments[1]
         else:
-            arguments = [plain(argument)]
+            arguments = [op.plain(argument)]
         if exponent == tree.MINUS_ONE and name in names.INVERSE:
             name, exponent = names.INVERSE[name], None
-        result = _call(name, arguments, base)
+        result = op.applied(name, arguments, base)
         return tree.power(result, exponent) if exponent is not None else result
 
     def juxtaposed(self):
@@ -463,26 +464,26 @@ class Grammar:
             negative = self.peek().value == "-"
             self.at += 1
             inner = self.juxtaposed()
-            return _negative(inner) if negative else inner
+            return op.negative(inner) if negative else inner
         left = self.postfix(self.primary())
         while self.starts_factor() and not (self.peek().kind in ("cmd", "word") and self.peek().value in names.FUNCTIONS - {"sqrt"}):
             if self.is_op("(", "["):
                 break
-            left = _times(left, self.postfix(self.primary()))
+            left = op.times(left, self.postfix(self.primary()))
         return left
 
     def square_root(self, index: int):
         degree: tuple = ("q", index)
         if self.is_op("["):
             self.at += 1
-            degree = plain(self.expression())
+            degree = op.plain(self.expression())
             self.expect("op", "]")
         if self.is_op("("):
-            inner = plain(self.primary())
+            inner = op.plain(self.primary())
         elif self.is_cmd("{"):
             raise Unreadable("a set under a root")
         else:
-            inner = plain(self.group()) if self.is_op("{") else plain(self.root_operand())
+            inner = op.plain(self.group()) if self.is_op("{") else op.plain(self.root_operand())
         return tree.power(inner, tree.power(degree, tree.MINUS_ONE))
 
     def root_operand(self):
@@ -492,322 +493,3 @@ class Grammar:
             self.at += 1
             return tree.literal(token.value)
         return self.single()
-
-    # Brackets.
-
-    def bracket(self, value: str):
-        self.at += 1
-        if value == "(":
-            return self.sequence("(", "op", ")", ")", "]")
-        if value == "[":
-            return self.sequence("[", "op", "]", "]", ")")
-        if value == "{":
-            self.enter()
-            inner = self.members("op", "}", "op", "}")
-            self.depth -= 1
-            return inner[0][0] if len(inner[0]) == 1 else Value("list", items=tuple(map(_as_value, inner[0])))
-        if value == "|":
-            self.enter()
-            self.bars += 1
-            inner = self.expression()
-            self.bars -= 1
-            if self.is_cmd("|"):
-                self.at += 1
-            else:
-                self.expect("op", "|")
-            self.depth -= 1
-            return tree.call("abs", plain(inner))
-        raise Unreadable(f"{value!r} where an operand should be")
-
-    def sequence(self, opening: str, kind: str, close: str, closing: str, other: str = ""):
-        """( … ) or [ … ]: one member is just bracketed, several are a tuple or an interval."""
-        self.enter()
-        saved_bars, self.bars = self.bars, 0
-        items, ended = self.members(kind, close, "op", other or close)
-        self.bars = saved_bars
-        self.depth -= 1
-        closing = ended if ended in ")]" else closing
-        if len(items) == 1 and (opening, closing) in (("(", ")"), ("[", "]")):
-            return items[0]
-        if len(items) == 2 and (opening == "[" or closing == "]"):
-            return Value("interval", items=tuple(map(_as_value, items)), info=opening + closing)
-        if not items or (opening, closing) not in (("(", ")"), ("[", "]")):
-            raise Unreadable("brackets that do not match")
-        return Value("tuple", items=tuple(map(_as_value, items)), info=opening + closing)
-
-    def members(self, kind: str, close: str, other_kind: str, other: str) -> tuple[list, str]:
-        """Comma-separated members up to the closing bracket, and which bracket that was."""
-        items: list = []
-        while True:
-            token = self.peek()
-            if (token.kind == kind and token.value == close) or (token.kind == other_kind and token.value == other):
-                self.at += 1
-                return items, token.value
-            if items:
-                if not (self.is_op(",", ";") or (token.kind in ("text", "word") and token.value in names.JOINERS) or self.is_cmd("and", "or")):
-                    raise Unreadable(f"{token.value!r} inside brackets")
-                self.at += 1
-                if self.peek().kind in ("text", "word") and self.peek().value in names.JOINERS:
-                    self.at += 1
-                if self.is_op(close) or self.is_op(","):
-                    raise Unreadable("a member is missing")
-            items.append(self.expression())
-
-    def braced_set(self):
-        r"""\{ … \}: members, or a builder \{x \mid condition\}."""
-        self.enter()
-        saved, self.bars = self.bars, 1
-        start = self.at
-        if self.is_cmd("}"):
-            self.at += 1
-            self.depth -= 1
-            self.bars = saved
-            return Value("set", info="finite")
-        first = self.expression()
-        if self.is_op("|", ":") or self.is_cmd("in"):
-            value = self.builder(first, start)
-        else:
-            rest: list = []
-            if self.is_op(",", ";"):
-                self.at += 1
-                rest = self.members("cmd", "}", "cmd", "}")[0]
-            else:
-                self.expect("cmd", "}")
-            value = Value("set", items=tuple(_as_value(item) for item in [first, *rest]), info="finite")
-        self.depth -= 1
-        self.bars = saved
-        return value
-
-    def builder(self, bound, start: int):
-        """The condition of a set builder is an item of its own; the reader parses it from its tokens."""
-        if self.is_cmd("in"):
-            self.at += 1
-            self.expression()
-        if not self.is_op("|", ":"):
-            raise Unreadable("a set builder without a condition")
-        self.at += 1
-        begin, depth = self.at, 0
-        while True:
-            token = self.peek()
-            if token.kind == "end":
-                raise Unreadable("a set that is not closed")
-            if token.kind == "cmd" and token.value in "{}":
-                if token.value == "}" and not depth:
-                    break
-                depth += 1 if token.value == "{" else -1
-            self.at += 1
-        condition = self.tokens[begin : self.at]
-        self.at += 1
-        return Value("set", _node_or_none(bound), info=("builder", condition))
-
-    def matrix(self, name: str):
-        self.enter()
-        rows: list = []
-        row: list = []
-        while True:
-            if self.is_cmd(f"end:{name}"):
-                self.at += 1
-                break
-            if self.is_cmd("\\"):
-                self.at += 1
-                rows.append(row)
-                row = []
-            elif self.is_op("&"):
-                self.at += 1
-            elif self.is_cmd("hline"):
-                self.at += 1
-            else:
-                row.append(_as_value(self.expression()))
-        if row:
-            rows.append(row)
-        self.depth -= 1
-        rows = [r for r in rows if r]
-        if not rows or len({len(r) for r in rows}) != 1:
-            raise Unreadable("rows of different lengths")
-        return Value("matrix", items=tuple(tuple(r) for r in rows))
-
-    def series(self, name: str):
-        """A sum or product with bounds; a short one over whole numbers is written out."""
-        self.expect("op", "_")
-        self.expect("op", "{")
-        index = plain(self.primary())
-        self.expect("op", "=")
-        low = plain(self.expression())
-        self.expect("op", "}")
-        self.expect("op", "^")
-        high = plain(self.group())
-        self.enter()
-        body = plain(self.expression(10))
-        self.depth -= 1
-        if index[0] not in "sc":
-            raise Unreadable("a sum without an index")
-        a, b = tree.value_of(low), tree.value_of(high)
-        if a.__class__ is int and b.__class__ is int and b - a < 300 and _size(body) * max(1, b - a) < 6_000:
-            terms = [substitute(body, index, ("q", k)) for k in range(a, b + 1)]
-            return (tree.add if name == "sum" else tree.mul)(*terms) if terms else ("q", int(name == "prod"))
-        return ("f", name, index, low, high, body)
-
-
-def _size(node) -> int:
-    return 1 + sum(_size(part) for part in node[1:] if part.__class__ is tuple)
-
-
-def substitute(node: tuple, old: tuple, new: tuple) -> tuple:
-    """The tree with one subtree replaced, folded again."""
-    if node == old:
-        return new
-    tag = node[0]
-    if tag == "+":
-        return tree.add(*(substitute(part, old, new) for part in node[1:]))
-    if tag == "*":
-        return tree.mul(*(substitute(part, old, new) for part in node[1:]))
-    if tag == "^":
-        return tree.power(substitute(node[1], old, new), substitute(node[2], old, new))
-    if tag == "f":
-        arguments = [substitute(part, old, new) for part in node[2:]]
-        if node[1] == "fact":
-            return tree.fact(arguments[0])
-        if node[1] == "binom":
-            return tree.binomial(*arguments)
-        return tree.call(node[1], *arguments)
-    return node
-
-
-def _repeat(text: str, block: str):
-    whole = tree.literal(text if text[-1] != "." else text + "0")
-    places = len(text.partition(".")[2])
-    tail = Fraction(int(block), (10 ** len(block) - 1) * 10**places)
-    return tree.rational(Fraction(tree.value_of(whole)) + tail)
-
-
-def _base_number(digits: str, base_text: str):
-    words = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12, "sixteen": 16}
-    base = words.get(base_text.lower()) or (int(base_text) if base_text.isdigit() and len(base_text) < 3 else 0)
-    if not 2 <= base <= 36 or "." in digits or len(digits) > 400:
-        raise Unreadable(f"base {base_text}")
-    try:
-        return ("q", int(digits, base))
-    except ValueError:
-        raise Unreadable(f"{digits} has no meaning in base {base}") from None
-
-
-def _node_or_none(item):
-    """The tree of a value that has one."""
-    if item.__class__ is tuple:
-        return item
-    return item.node if item.kind in ("number", "expression") else None
-
-
-def _node(item) -> tuple:
-    node = _node_or_none(item)
-    if node is None:
-        raise Unreadable(f"a {item.kind} where a number should be")
-    return plain(node) if node[0] == "f" else node
-
-
-def plain(item) -> tuple:
-    """The tree with its own percent or degree sign worked in. Raises: Unreadable for anything but a number or expression."""
-    node = item if item.__class__ is tuple else _node(item)
-    if node[0] == "f":
-        if node[1] == "pct":
-            return tree.mul(node[2], ("q", Fraction(1, 100)))
-        if node[1] == "deg":
-            return tree.call("deg", node[2])
-    return node
-
-
-def _as_value(item) -> Value:
-    return item if isinstance(item, Value) else of_node(item)
-
-
-def _rename(item, suffix: str):
-    node = _node(item)
-    if node[0] == "s":
-        return ("s", node[1] + suffix)
-    if node[0] == "c" and node[1] in ("e", "i"):
-        return ("s", node[1] + suffix)
-    if node[0] == "^" and node[1][0] == "s":
-        return ("^", ("s", node[1][1] + suffix), node[2])
-    if node[0] == "f" and node[1].startswith("@"):
-        return ("f", node[1] + suffix, *node[2:])
-    raise Unreadable("a mark on something without a name")
-
-
-def _plus(a, b):
-    if a.__class__ is tuple and b.__class__ is tuple:
-        return tree.add(plain(a), plain(b))
-    return matrix_sum(_as_value(a), _as_value(b))
-
-
-def _negative(a):
-    if a.__class__ is tuple:
-        if a[0] == "f" and a[1] in ("pct", "deg"):
-            return ("f", a[1], tree.neg(a[2]))
-        return tree.neg(a)
-    return matrix_times(of_node(tree.MINUS_ONE), a)
-
-
-def _times(a, b):
-    if a.__class__ is tuple and b.__class__ is tuple:
-        if b[0] == "f" and b[1] in ("pct", "deg") and a[0] != "f":
-            return ("f", b[1], tree.mul(a, b[2]))
-        return _times_ten(plain(a), plain(b))
-    return matrix_times(_as_value(a), _as_value(b))
-
-
-def _times_ten(a: tuple, b: tuple) -> tuple:
-    """a × b; a decimal times a power of ten stays a decimal literal."""
-    if a[0] == "d" and b[0] == "q":
-        power = _ten_power(b[1])
-        if power is not None:
-            return tree.scaled(a, power)
-    return tree.mul(a, b)
-
-
-def _ten_power(value) -> int | None:
-    number = value if value.__class__ is int else value.denominator if value.numerator == 1 else 0
-    if number < 1:
-        return None
-    power = len(format(number, "b")) * 30103 // 100000
-    for guess in (power - 1, power, power + 1):
-        if guess >= 0 and 10**guess == number:
-            return guess if value.__class__ is int else -guess
-    return None
-
-
-def _combine(operator: str, a, b):
-    if operator == "*":
-        return _times(a, b)
-    if a.__class__ is tuple and b.__class__ is tuple:
-        a, b = plain(a), plain(b)
-        return tree.div(a, b) if operator == "/" else tree.call("mod", a, b)
-    if operator == "/" and b.__class__ is tuple:
-        return matrix_times(_as_value(tree.power(plain(b), tree.MINUS_ONE)), _as_value(a))
-    raise Unreadable("an operation between values that have none")
-
-
-def _power(base, exponent):
-    if base.__class__ is tuple:
-        return tree.power(plain(base), exponent)
-    count = tree.value_of(exponent)
-    if base.kind == "matrix" and count.__class__ is int and 1 <= count <= 16:
-        result = base
-        for _ in range(count - 1):
-            result = matrix_times(result, base)
-        return result
-    raise Unreadable("a power of something that is no number")
-
-
-def _call(name: str, arguments: list, base):
-    if name in ("lg", "log") or (name == "ln" and base is not None):
-        base = base if base is not None else ("q", 10)
-        if base == tree.E:
-            return tree.call("ln", arguments[0])
-        return tree.div(tree.call("ln", arguments[0]), tree.call("ln", base))
-    if base is not None and name not in ("max", "min"):
-        raise Unreadable(f"a subscript on {name}")
-    if name in ("arsinh", "arcosh", "artanh"):
-        name = "a" + name[2:]
-    if name in ("Re", "Im", "arg", "det", "sgn", "sign"):
-        raise Unreadable(f"the function {name}")
-    return tree.call(name, *arguments)

@@ -1,15 +1,14 @@
 """From two texts to a verdict."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
-from align.verify._budget import Budget, OverBudget
-from align.verify._compare import equal
+from align.verify._budget import Budget, OverBudget, VerifyError
 from align.verify._extract import MAX_ANSWER, Extraction, extract
 from align.verify._read import parse
 from align.verify._values import Value
 
 
-class Verdict(NamedTuple):
+class Verdict(namedtuple("Verdict", "correct reason gold_value value steps", defaults=(None, None, 0))):
     """What the judge says.
 
     correct: True, False, or None when the gold cannot be read (leave such a row out; it is never a reward).
@@ -19,11 +18,12 @@ class Verdict(NamedTuple):
     steps: what the comparison has cost.
     """
 
+    __slots__ = ()
     correct: bool | None
     reason: str
-    gold_value: Value | None = None
-    value: Value | None = None
-    steps: int = 0
+    gold_value: Value | None
+    value: Value | None
+    steps: int
 
     def __bool__(self) -> bool:
         return self.correct is True
@@ -35,8 +35,10 @@ def grade(gold: str, text: str, *, mode: str = "final") -> Verdict:
     gold: the reference answer, bare or with its own marker (a solution text that ends in a box, "#### 72").
     text: the output; `mode` says what counts as an answer in it (see `extract`).
 
-    Raises: ValueError for another mode.
+    Raises: VerifyError for another mode, or when gold or text is no string.
     """
+    if not isinstance(gold, str):
+        raise VerifyError(f"gold {gold!r:.40} is no string; give the reference answer as str")
     found = extract(text, mode=mode)
     gold_answer = _gold_answer(gold)
     if gold_answer is None:
@@ -54,7 +56,13 @@ def grade(gold: str, text: str, *, mode: str = "final") -> Verdict:
 
 
 def equivalent(gold: str, answer: str) -> Verdict:
-    """Judges a bare answer against a bare gold answer; symmetric in the two wherever both can be read."""
+    """Judges a bare answer against a bare gold answer; symmetric in the two wherever both can be read.
+
+    Raises: VerifyError when one of them is no string.
+    """
+    for name, given in (("gold", gold), ("answer", answer)):
+        if not isinstance(given, str):
+            raise VerifyError(f"{name} {given!r:.40} is no string; give it as str")
     return _judge(gold, answer)
 
 
@@ -76,10 +84,18 @@ def _readable(gold: str) -> Verdict | None:
 
 
 def _oversize(gold: str, text: str, found: Extraction) -> Verdict:
-    return Verdict(False, "undecided_budget")
+    """An answer too long to be cut out is right only when it is the gold to the letter, up to the closing brace or the end."""
+    gold = gold.strip()
+    start = found.start
+    while text[start : start + 1].isspace():
+        start += 1
+    same = len(gold) > MAX_ANSWER and text.startswith(gold, start) and text[start + len(gold) : start + len(gold) + 1] in ("", "}", "\n", "<")
+    return Verdict(same, "equal" if same else "undecided_budget")
 
 
 def _judge(gold: str, answer: str) -> Verdict:
+    from align.verify._compare import equal  # late: importing the judge stays cheap
+
     budget = Budget()
     gold_value = value = None
     try:

@@ -37,7 +37,7 @@ def normal(node: Node, budget: Budget) -> Node:
 
 def _sorted(node: Node) -> Node:
     if node[0] in "+*":
-        return (node[0], *sorted(node[1:], key=repr))
+        return (node[0], *sorted(node[1:], key=tree.text))
     return node
 
 
@@ -275,7 +275,7 @@ def _inverse(name: str, x: Node, budget: Budget) -> Node:
         x = normal(x, budget)
     if value_of(x) == 0:
         return tree.ZERO
-    square = normal(mul(x, x), budget) if not tree.symbols(x) else None
+    square = normal(power(x, _TWO), budget) if not tree.symbols(x) else None
     if square is not None and value_of(square) in _SQUARES:
         sign = tree.MINUS_ONE if _looks_negative(x) else tree.ONE
         return mul(sign, tree.PI, tree.rational(_SQUARES[value_of(square)]))

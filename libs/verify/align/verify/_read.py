@@ -6,8 +6,9 @@ from align.verify import _names as names
 from align.verify import _tree as tree
 from align.verify import _units as units
 from align.verify._budget import OverBudget, Unreadable
-from align.verify._grammar import Grammar, plain
+from align.verify._grammar import Grammar
 from align.verify._lex import Token, balanced, clean, lex
+from align.verify._operate import plain
 from align.verify._values import Value, of_node
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
@@ -17,6 +18,7 @@ _LEAD = re.compile(r"(?:(?:the|final|correct|answer|option|choice|is|so|thus|the
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*(?:([ap])\.?\s*m\b\.?)?", re.I)
 _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|hbox|textsf|texttt|bf|rm|emph|operatorname)\s*(?=\{)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\-., ]*")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,:'-]*")
 _MAX_SIGNS = 4
 _EMPTY = re.compile(r"(?:there (?:are|is) )?no (?:real |such |integer )?(?:solutions?|values?|roots?)(?: exists?)?|none|empty set", re.I)
 
@@ -91,6 +93,8 @@ def _words(text: str, source: str, trouble: Unreadable) -> Value:
             whole = False
         if whole:
             return Value("text", info=source.lower())
+    if _PLAIN.fullmatch(source) and any(c.isalpha() for c in source) and len(source) < 80:
+        return Value("text", info=source.lower())  # 4:30p, Fig. 3
     return Value("raw", info=str(trouble))
 
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 from align.verify import _tree as tree
 from align.verify._budget import Budget
 from align.verify._decide import same, sign
-from align.verify._grammar import substitute
+from align.verify._operate import substitute
 from align.verify._tree import Node
 from align.verify._values import Value
 

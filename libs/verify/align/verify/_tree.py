@@ -13,7 +13,7 @@ Nothing is folded before its size has been bounded, so no power, factorial or pr
 from fractions import Fraction
 from math import comb, factorial, gcd, isqrt
 
-from align.verify._budget import MAX_BITS, OverBudget
+from align.verify._budget import MAX_BITS, MAX_FRACTION_BITS, MAX_TERMS, OverBudget
 
 Node = tuple
 
@@ -59,6 +59,19 @@ def literal(text: str) -> Node:
     return ("d", value, len(digits), Fraction(10) ** (power - len(fraction))) if point or exponent else ("q", value)
 
 
+def text(node: Node) -> str:
+    """The tree as text, for order and for seeds. Hexadecimal: str() of a long integer is limited, and slow."""
+    tag = node[0]
+    if tag in "qd":
+        value = node[1]
+        return f"{value:x}" if value.__class__ is int else f"{value.numerator:x}/{value.denominator:x}"
+    if tag == "s" or tag == "c":
+        return node[1]
+    if tag == "f":
+        return f"{node[1]}({','.join(map(text, node[2:]))})"
+    return f"({tag.join(map(text, node[1:]))})"
+
+
 def value_of(node: Node):
     """The exact rational value of a constant, or None."""
     return node[1] if node[0] in "qd" else None
@@ -67,6 +80,11 @@ def value_of(node: Node):
 def bits(value) -> int:
     """Size of a rational: the bits of its numerator and denominator."""
     return value.bit_length() if value.__class__ is int else value.numerator.bit_length() + value.denominator.bit_length()
+
+
+def _bounded(value) -> None:
+    if bits(value) > (2 * MAX_BITS if value.__class__ is int else MAX_FRACTION_BITS):
+        raise OverBudget
 
 
 def add(*terms: Node) -> Node:
@@ -79,6 +97,7 @@ def add(*terms: Node) -> Node:
             tag = part[0]
             if tag == "q" or tag == "d":
                 constant += part[1]
+                _bounded(constant)
             elif part == UNDEF:
                 return UNDEF
             elif part == INF or part == NEG_INF:
@@ -90,7 +109,7 @@ def add(*terms: Node) -> Node:
                 rest.append(part)
     if infinite:
         return INF if infinite > 0 else NEG_INF
-    if bits(constant) > 4 * MAX_BITS:
+    if len(rest) > MAX_TERMS:
         raise OverBudget
     if not rest:
         return rational(constant)
@@ -108,11 +127,12 @@ def mul(*factors: Node) -> Node:
             tag = part[0]
             if tag == "q" or tag == "d":
                 constant *= part[1]
+                _bounded(constant)
             elif part == UNDEF:
                 return UNDEF
             else:
                 rest.append(part)
-    if bits(constant) > 4 * MAX_BITS:
+    if len(rest) > MAX_TERMS:
         raise OverBudget
     if INF in rest:
         if constant == 0 or len(rest) > 1 and any(part != INF for part in rest):
@@ -179,11 +199,11 @@ def _rational_power(b, n, base: Node, exponent: Node) -> Node:
     if n.__class__ is int:
         if b == -1:
             return ONE if n % 2 == 0 else MINUS_ONE
-        if bits(b) * abs(n) > MAX_BITS:
+        if bits(b) * abs(n) > (MAX_BITS if b.__class__ is int else MAX_FRACTION_BITS):
             return ("^", rational(b), rational(n))
         return rational(Fraction(b) ** n)
     root = n.denominator
-    if root <= 64 and bits(b) * abs(n.numerator) <= MAX_BITS:
+    if root <= 64 and bits(b) * abs(n.numerator) <= MAX_FRACTION_BITS:
         sign = -1 if b < 0 else 1
         if sign > 0 or root % 2:
             top, bottom = exact_root(abs(b.numerator), root), exact_root(b.denominator, root)
@@ -199,12 +219,19 @@ def exact_root(value: int, k: int) -> int | None:
 
 
 def integer_root(value: int, k: int) -> int:
-    """The floor of the k-th root of a non-negative integer (Newton)."""
+    """The floor of the k-th root of a non-negative integer: Newton from above, from the root of the leading half of the digits."""
     if value < 2 or k == 1:
         return value
     if k == 2:
         return isqrt(value)
-    guess = 1 << -(-value.bit_length() // k)
+    size = value.bit_length()
+    half = size // (2 * k)
+    if size < 1_000:
+        guess = int(value ** (1.0 / k) * (1 + 1e-12)) + 2
+    elif half:
+        guess = (integer_root(value >> (k * half), k) + 1) << half
+    else:
+        guess = 1 << -(-size // k)
     while True:
         better = ((k - 1) * guess + value // guess ** (k - 1)) // k
         if better >= guess:
@@ -282,7 +309,7 @@ def _modulo_power(name: str, a: Node, b: Node) -> Node:
         rest = pow(a[1][1], a[2][1], m)
         return ("q", rest if name == "mod" else gcd(rest, m))
     n = value_of(a)
-    if name == "mod" and _whole_power(b) and n.__class__ is int and 0 <= n and n.bit_length() < b[2][1] * (b[1][1].bit_length() - 1):
+    if name == "mod" and _whole_power(b) and n.__class__ is int and n >= 0 and n.bit_length() < b[2][1] * (b[1][1].bit_length() - 1):
         return a
     return ("f", name, a, b)
 

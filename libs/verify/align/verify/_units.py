@@ -1,13 +1,14 @@
 """Units of measure: what is the same, what converts, what is in conflict."""
 
 import re
+from collections import namedtuple
 from fractions import Fraction
-from typing import NamedTuple
 
 
-class Unit(NamedTuple):
+class Unit(namedtuple("Unit", "scale dimensions known words")):
     """A product of powers of base dimensions with a scale; `known` when every word of it was in the table."""
 
+    __slots__ = ()
     scale: Fraction
     dimensions: tuple  # ((dimension, exponent), …), sorted
     known: bool

@@ -1,6 +1,6 @@
 """The value model: what an answer was read as."""
 
-from align.verify._tree import Node, symbols
+from align.verify._tree import Node, symbols, text
 
 
 class Value:
@@ -29,9 +29,16 @@ class Value:
         self.sides: tuple = ()
 
     def __repr__(self) -> str:
-        content = self.node if self.node is not None else list(self.items) or self.info
         name = f"{self.name} = " if self.name else ""
-        return f"<{self.kind} {name}{content}{f' {self.unit}' if self.unit else ''}>"
+        unit = f" [{self.unit}]" if self.unit else ""
+        source = self.source if len(self.source) <= 80 else self.source[:77] + "..."
+        return f"<{self.kind} {name}{source or self._content()}{unit}>"
+
+    def _content(self) -> str:
+        if self.node is not None:
+            shown = text(self.node)
+            return shown if len(shown) <= 80 else shown[:77] + "..."
+        return repr(list(self.items)) if self.items else str(self.info)
 
 
 def of_node(node: Node, **fields) -> Value:
