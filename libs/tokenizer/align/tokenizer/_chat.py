@@ -183,18 +183,15 @@ def _keep(token, start, end) -> bool:
 
 
 def _encode(tokenizer, text: str, starts: list[int], compat: bool):
-    """Ids and character offsets. Unless `compat`, a control token counts only where all its characters are the template's, and a token
-    that would reach from the prompt into sampled text is cut there, as it is when the prompt is encoded alone."""
+    """Ids and character offsets. Unless `compat`, a control token counts only where all its characters are the template's, and
+    sampled text is encoded apart from the prompt before it, as it is when the model samples it. (Where the prompt ends in a control
+    token, as SentencePiece-style models' do, that is so anyway.)"""
     plain = str(text)
     if compat:
         return tokenizer.encode_with_offsets(plain)
     theirs = [(a, b) for a, b, origin in _runs(text) if origin is not None and b > a]
-    ids, offsets = _safe(tokenizer, plain, theirs, 0, len(plain))
-    inner = {s for s in starts if any(a < s < b and plain[a:s].strip(" ") for a, b in offsets)}
-    if not inner or not tokenizer._bpe.byte_level:
-        return ids, offsets
+    cuts = sorted({0, len(plain), *(starts if tokenizer._pretokenizer.cuts_anywhere and tokenizer._bpe.byte_level else ())})
     ids, offsets = [], []
-    cuts = [0, *sorted(inner), len(plain)]
     for a, b in zip(cuts, cuts[1:]):
         more_ids, more_offsets = _safe(tokenizer, plain, theirs, a, b)
         ids += more_ids

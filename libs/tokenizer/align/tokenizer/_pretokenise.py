@@ -100,6 +100,7 @@ class PreTokenizer:
         if rest and isinstance(rest[0], Split) and rest[0].behaviour == "Isolated" and len(rest) == 1:
             self._tile = rest.pop().finder
         split_here = isinstance(self._prefix, Metaspace) and self._prefix.splitter is not None
+        self.cuts_anywhere = not any(isinstance(stage, (PrefixSpace, Metaspace)) for stage in stages)  # adds nothing at a beginning
         self._needs_spans = any(isinstance(stage, Metaspace) and stage.scheme == "first" for stage in stages[1:])
         self.simple = not rest and not split_here
         # Metaspace alone: spaces may stay, if the model reads a space as the replacement.
