@@ -46,11 +46,19 @@ IN_SOURCE = {
 }
 # Who may not see what: refused at analysis, with the BUILD's file and line.
 IN_VISIBILITY = {
-    "data": ("import pyarrow\n", ["//third_party/python:pyarrow"], "//third_party/python:pyarrow' is not visible from target '//libs/data:data"),
+    "data": (
+        "import pyarrow\n",
+        ["//third_party/python:pyarrow"],
+        "//third_party/python:pyarrow' is not visible from target '//libs/data:data",
+    ),
     "torchneeds": ("import sympy\n", ["//third_party/python:torch_sympy"], "'//third_party/python:torch_sympy' is not visible"),
     "pytests": ("import pytest\n", ["//third_party/python:pytest"], "//third_party/python:pytest' is not visible"),
     "verify": ("import align.upper\n", ["//libs/upper"], "'//libs/upper:upper' is not visible from target '//libs/verify:verify"),
-    "tokenizer": ("import torch\n", ["//third_party/python:torch"], "//third_party/python:torch' is not visible from target '//libs/tokenizer:tokenizer"),
+    "tokenizer": (
+        "import torch\n",
+        ["//third_party/python:torch"],
+        "//third_party/python:torch' is not visible from target '//libs/tokenizer:tokenizer",
+    ),
 }
 # Found without Bazel, by tools/py/scan.py: path, text, words.
 IN_TREE = [
@@ -100,8 +108,9 @@ def main(options: list[str]) -> int:
             (tree / path).write_text(text)
         run(tree, "git", "init", "-q", ".")
         seen = run(tree, sys.executable, "tools/py/scan.py")
-        seen += subprocess.run([sys.executable, "tools/py/scan.py", "--orphans"], cwd=tree, input=sources, capture_output=True, text=True,
-                               check=False).stdout
+        seen += subprocess.run(
+            [sys.executable, "tools/py/scan.py", "--orphans"], cwd=tree, input=sources, capture_output=True, text=True, check=False
+        ).stdout
         version = run(tree, *bazel, "info", "release").strip().splitlines()[-1:]
         run(tree, *bazel, "shutdown")
     failed = 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+
 from align.config import ConfigError, Invocation, caller_path, parse_cli, workspace_root
 from align.data import arithmetic_rows, bundled, gsm8k_rows, read_rows
 from align.evals import EvalResult, accuracy
@@ -64,7 +65,8 @@ def model_directory(path: Path) -> Path:
             return steps[-1]
     if not (directory / "config.json").is_file():
         raise ConfigError(
-            f"model.path {path}: there is no config.json in {directory}; expected is a directory in HF layout with config.json, *.safetensors and "
+            f"model.path {path}: there is no config.json in {directory}; expected is a directory in HF layout with config.json, "
+            "*.safetensors and "
             "tokenizer.json, or a run directory with checkpoints. Real weights: ./bazelw run //tools:fetch_weights -- smollm2-135m-instruct"
         )
     return directory
@@ -150,8 +152,17 @@ def judge(model: Decoder, tokenizer: Tokenizer, rows: Sequence[dict[str, Any]], 
     """Samples an answer (or several) to each row and has align.verify judge them; `by_group` counts by a row's level, where it has one."""
     eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
     sampler = NativeSampler(model, eos_ids=eos, max_batch=section.batch)
-    return accuracy(sampler, tokenizer, rows, samples=section.samples, temperature=section.temperature, max_new_tokens=section.max_new_tokens,
-                    seed=seed, mode="marked", progress=progress)  # fmt: skip
+    return accuracy(
+        sampler,
+        tokenizer,
+        rows,
+        samples=section.samples,
+        temperature=section.temperature,
+        max_new_tokens=section.max_new_tokens,
+        seed=seed,
+        mode="marked",
+        progress=progress,
+    )
 
 
 def accuracies(judged: EvalResult) -> dict[str, float]:

@@ -9,8 +9,21 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from _common import JudgeSection, ModelSection, accuracies, build_model, check_vocabulary, judge, judged_rows, load_tokenizer, model_directory
-from _common import pick_device, run_stage, say
+from _common import (
+    JudgeSection,
+    ModelSection,
+    accuracies,
+    build_model,
+    check_vocabulary,
+    judge,
+    judged_rows,
+    load_tokenizer,
+    model_directory,
+    pick_device,
+    run_stage,
+    say,
+)
+
 from align.config import ConfigError, Invocation, caller_path, dumps, workspace_root
 from align.evals import EvalError, write_items
 from align.model import load_config
@@ -28,7 +41,9 @@ class EvaluatedModel(ModelSection):
 class EvaluateConfig:
     """All of the stage's configuration; the defaults judge the checked-in checkpoint of the default SFT run."""
 
-    run_dir: Annotated[Path | None, "where results are written, relative to where you are; none: runs/evaluate-<time> in the workspace"] = None
+    run_dir: Annotated[Path | None, "where results are written, relative to where you are; none: runs/evaluate-<time> in the workspace"] = (
+        None
+    )
     seed: Annotated[int, "of the sampling"] = 0
     threads: Annotated[int, "CPU threads of torch; 0 leaves torch's own choice"] = 0
     model: EvaluatedModel = field(default_factory=EvaluatedModel)
@@ -62,8 +77,9 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
     model = build_model(config.model, directory, model_config, config.seed, device).eval()
     run = RunDir.create(
         caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("evaluate-%Y%m%d-%H%M%S"),
-        config_toml=dumps(config), env=environment({"threads": torch.get_num_threads(), "device": str(device)}),
-    )  # fmt: skip
+        config_toml=dumps(config),
+        env=environment({"threads": torch.get_num_threads(), "device": str(device)}),
+    )
 
     # Judge.
     progress = Progress(len(rows), every=256, stream=sys.stderr)
@@ -83,9 +99,18 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
     run.log(0, **numbers, **passes)
     run.eval(0, **numbers, accuracy_low=low, accuracy_high=high, **passes)
     for item in judged.items[: config.show]:
-        run.sample(0, prompt=item.prompt, output=item.output, answer=item.gold, parsed=item.answer, correct=item.correct, reason=item.reason)
-    run.finish("done", stage="evaluate", steps=0, checkpoint=str(directory), metrics={"after": {**numbers, **passes}}, unreadable=judged.unreadable,
-               wall_s=time.perf_counter() - started)  # fmt: skip
+        run.sample(
+            0, prompt=item.prompt, output=item.output, answer=item.gold, parsed=item.answer, correct=item.correct, reason=item.reason
+        )
+    run.finish(
+        "done",
+        stage="evaluate",
+        steps=0,
+        checkpoint=str(directory),
+        metrics={"after": {**numbers, **passes}},
+        unreadable=judged.unreadable,
+        wall_s=time.perf_counter() - started,
+    )
     for name, value in {**numbers, **passes}.items():
         say(f"  {name:<16} {value:8.3f}" + (f"   95 % interval {low:.3f} to {high:.3f}" if name == "accuracy" else ""))
     say("  verdicts         " + json.dumps(dict(Counter(item.reason for item in judged.items).most_common())))

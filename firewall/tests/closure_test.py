@@ -31,6 +31,11 @@ def test_torch_is_absent_from_layer_0_and_data():
 
 def test_the_default_stage_reaches_the_house():
     reached = (HERE / "goldens" / "stagessft.txt").read_text().split()
-    wanted = {"//libs/tokenizer:tokenizer", "//libs/optim8bit:optim8bit", "//libs/train:train", "//libs/verify:verify",
-              "//third_party/python:triton"}
+    wanted = {
+        "//libs/tokenizer:tokenizer",
+        "//libs/optim8bit:optim8bit",
+        "//libs/train:train",
+        "//libs/verify:verify",
+        "//third_party/python:triton",
+    }
     assert wanted <= set(reached)

@@ -5,8 +5,9 @@ import pkgutil
 import subprocess
 import sys
 
-import align.config  # one of the libraries: the namespace then shows all that the build put in reach
 import pytest
+
+import align.config  # one of the libraries: the namespace then shows all that the build put in reach
 
 LIBRARIES = sorted(module.name for module in pkgutil.iter_modules(sys.modules["align"].__path__))
 WITHOUT_TORCH = ["config", "data", "evals", "guard", "tokenizer", "tracking", "verify"]

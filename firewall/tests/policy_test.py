@@ -35,8 +35,17 @@ def test_the_policy_names_every_banned_package():
 
 
 def test_every_section_of_the_founding_document_is_there():
-    for heading in ("What was removed, and what replaced it", "Rules", "External binary: Lean 4 toolchain", "Vendored assets", "Pins",
-                    "Licences", "Test and tool dependencies", "Dated entries", "Status"):
+    for heading in (
+        "What was removed, and what replaced it",
+        "Rules",
+        "External binary: Lean 4 toolchain",
+        "Vendored assets",
+        "Pins",
+        "Licences",
+        "Test and tool dependencies",
+        "Dated entries",
+        "Status",
+    ):
         assert f"\n## {heading}\n" in POLICY, heading
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from _common import run_stage
-from align.model import load
 from sft import SftConfig, sft
+
+from align.model import load
 
 pytestmark = pytest.mark.slow
 STAGES = Path(__file__).absolute().parents[1]
@@ -27,5 +28,3 @@ def test_the_default_run_reaches_its_targets(tmp_path, monkeypatch):
         remade, shipped = load(result["checkpoint"]), load(STAGES / "assets/arithmetic_sft", dtype=torch.float32)
         for (name, new), (_, old) in zip(remade.state_dict().items(), shipped.state_dict().items(), strict=True):
             assert torch.equal(new.bfloat16().float(), old), name
-
-

@@ -1,6 +1,7 @@
 """The stages as a user starts them: what they write, what they refuse, what is shipped with them."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,17 +9,25 @@ from pathlib import Path
 import pytest
 import torch
 from _common import run_stage
+from evaluate import EvaluateConfig, evaluate
+from sft import SftConfig, sft
+
 from align.config import load as load_configuration
 from align.data import arithmetic_tokenizer_config, arithmetic_tokenizer_json
 from align.model import ModelConfig, init, load
 from align.tracking import read_history
 from align.train import learning_rate, make_optimizer
-from evaluate import EvaluateConfig, evaluate
-from sft import SftConfig, sft
 
 STAGES = Path(__file__).absolute().parents[1]
-SHORT = ["train.max_steps=40", "data.rows=400", "data.held_out=0.1", "data.max_length=512", "eval.problems=30", "eval.every=20",
-         "checkpoint.every=20"]  # fmt: skip
+SHORT = [
+    "train.max_steps=40",
+    "data.rows=400",
+    "data.held_out=0.1",
+    "data.max_length=512",
+    "eval.problems=30",
+    "eval.every=20",
+    "checkpoint.every=20",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +49,16 @@ def start_evaluate(*words: str) -> int:
 def test_a_run_leaves_everything_and_learns(caller, capsys):
     assert start_sft("run_dir=run", *SHORT) == 0
     run = caller / "run"
-    assert {path.name for path in run.iterdir()} == {"config.toml", "env.json", "history.jsonl", "eval.jsonl", "samples.jsonl", "report.html",
-                                                     "stage_result.json", "checkpoints"}  # fmt: skip
+    assert {path.name for path in run.iterdir()} == {
+        "config.toml",
+        "env.json",
+        "history.jsonl",
+        "eval.jsonl",
+        "samples.jsonl",
+        "report.html",
+        "stage_result.json",
+        "checkpoints",
+    }
     result = json.loads((run / "stage_result.json").read_text())
     assert (result["stage"], result["status"], result["steps"]) == ("sft", "done", 40)
     assert {"accuracy_1", "accuracy_2", "accuracy_3", "held_out_loss"} <= set(result["metrics"]["before"]) & set(result["metrics"]["after"])
@@ -59,15 +76,24 @@ def test_a_run_leaves_everything_and_learns(caller, capsys):
     assert start_evaluate("run_dir=judged", "model.path=run", "eval.problems=30") == 0
     judged = json.loads((caller / "judged/stage_result.json").read_text())["metrics"]["after"]
     assert {name: judged[name] for name in ("accuracy_1", "accuracy_2", "accuracy_3")} == {
-        name: result["metrics"]["after"][name] for name in ("accuracy_1", "accuracy_2", "accuracy_3")}  # fmt: skip
+        name: result["metrics"]["after"][name] for name in ("accuracy_1", "accuracy_2", "accuracy_3")
+    }
     assert len((caller / "judged/items.jsonl").read_text().splitlines()) == 30
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(caller):
-    words = ["train.max_steps=24", "schedule.warmup_steps=5", "data.rows=300", "data.max_length=256", "eval.enabled=false", "checkpoint.every=8"]
+    words = [
+        "train.max_steps=24",
+        "schedule.warmup_steps=5",
+        "data.rows=300",
+        "data.max_length=256",
+        "eval.enabled=false",
+        "checkpoint.every=8",
+    ]
     assert start_sft("run_dir=whole", *words) == 0
-    process = subprocess.Popen([sys.executable, STAGES / "sft.py", "run_dir=killed", *words], stderr=subprocess.PIPE, text=True,
-                               stdout=subprocess.DEVNULL)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, STAGES / "sft.py", "run_dir=killed", *words], stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
+    )
     while not (caller / "killed/checkpoints/step-000008").exists() and process.poll() is None:
         pass
     process.kill()
@@ -79,23 +105,55 @@ def test_a_killed_run_resumes_to_the_same_bytes(caller):
     assert [line["step"] for line in read_history(caller / "killed/history.jsonl")] == list(range(1, 25))
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (["optimizer.lrr=1"], "lrr"),
-    (["train.max_steps=many"], "train.max_steps"),
-    (["train.max_steps=0"], "train.max_steps is 0"),
-    (["--config", "absent.toml"], "absent.toml"),
-    (["data.source=absent.jsonl"], "absent.jsonl"),
-    (["data.source=bad.jsonl"], "bad.jsonl:2"),
-    (["data.source=empty.jsonl"], "empty.jsonl"),
-    (["model.path=nowhere"], "config.json"),
-    (["model.path=small", "model.tokenizer=mistral-7b-v0.3"], "a vocabulary of"),
-    (["data.overlong=error", "data.max_length=16"], "max_length 16"),
-    (["data.packing=false", "data.source=long.jsonl", "data.overlong=truncate"], "max_position_embeddings"),
-    (["run_dir=bad.jsonl/run"], "bad.jsonl"),
-    (["train.global_batch=3", "train.micro_batch=2"], "micro_batch"),
-    (["schedule.warmup_steps=3000"], "warmup_steps 3000"),
-    (["--dry-run", "guard.ignore=everything"], "everything"),
-])  # fmt: skip
+def test_a_refused_resume_leaves_the_run_as_it_was(caller, capsys):
+    words = ["run_dir=run", *SHORT, "eval.enabled=false"]
+    assert start_sft(*words) == 0
+    before = {path: path.read_bytes() for path in (caller / "run").rglob("*") if path.is_file()}
+    assert start_sft(*words, "--resume", "optimizer.lr=0.001", "data.rows=300") == 2
+    told = capsys.readouterr().err
+    assert "optimizer.lr was 0.006 and is 0.001" in told and "--allow-change optimizer.lr" in told and "data was" in told
+    assert {path: path.read_bytes() for path in (caller / "run").rglob("*") if path.is_file()} == before
+
+
+def test_resume_without_a_checkpoint_starts_at_step_0_and_says_so(caller, capsys):
+    (caller / "run").mkdir()
+    (caller / "run/history.jsonl").write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "lo')
+    assert start_sft("run_dir=run", *SHORT, "eval.enabled=false", "--resume") == 0
+    assert "starting at step 0" in capsys.readouterr().err
+    assert [line["step"] for line in read_history(caller / "run/history.jsonl")] == list(range(1, 41))
+
+
+def test_a_signal_stops_with_a_checkpoint_and_exit_code_5(caller):
+    words = ["run_dir=run", *SHORT, "eval.enabled=false", "train.max_steps=4000", "train.log_every=1"]
+    process = subprocess.Popen([sys.executable, STAGES / "sft.py", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert "step 1/4000" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    told = process.communicate()[1]
+    result = json.loads((caller / "run/stage_result.json").read_text())
+    assert process.returncode == 5 and "--resume" in told
+    assert result["status"] == "stopped" and result["reason"] == "SIGTERM" and result["checkpoint"].endswith(f"step-{result['steps']:06d}")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["optimizer.lrr=1"], "lrr"),
+        (["train.max_steps=many"], "train.max_steps"),
+        (["train.max_steps=0"], "train.max_steps is 0"),
+        (["--config", "absent.toml"], "absent.toml"),
+        (["data.source=absent.jsonl"], "absent.jsonl"),
+        (["data.source=bad.jsonl"], "bad.jsonl:2"),
+        (["data.source=empty.jsonl"], "empty.jsonl"),
+        (["model.path=nowhere"], "config.json"),
+        (["model.path=small", "model.tokenizer=mistral-7b-v0.3"], "a vocabulary of"),
+        (["data.overlong=error", "data.max_length=16"], "max_length 16"),
+        (["data.packing=false", "data.source=long.jsonl", "data.overlong=truncate"], "max_position_embeddings"),
+        (["run_dir=bad.jsonl/run"], "bad.jsonl"),
+        (["train.global_batch=3", "train.micro_batch=2"], "micro_batch"),
+        (["schedule.warmup_steps=3000"], "warmup_steps 3000"),
+        (["--dry-run", "guard.ignore=everything"], "everything"),
+    ],
+)
 def test_bad_input_is_one_line_and_exit_code_2(caller, capsys, words, told):
     (caller / "bad.jsonl").write_text('{"prompt": "1+1", "completion": "2"}\n{"prompt": 1+1}\n')
     (caller / "empty.jsonl").write_text("")
@@ -131,8 +189,13 @@ def test_a_shipped_configuration_plans_and_takes_a_step(name, capsys):
         # 7.25B: 2 bytes of bf16 weights, 2 of gradients, 2.004 of state
         assert "13.50 GiB" in told and "13.53 GiB" in told
     config = load_configuration(SftConfig, path)
-    model = init(ModelConfig(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
-                             num_key_value_heads=1), 0, torch.bfloat16)  # fmt: skip
+    model = init(
+        ModelConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+        ),
+        0,
+        torch.bfloat16,
+    )
     optimizer = make_optimizer(config.optimizer, model.named_parameters(), seed=0)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     model.lm_head(model(torch.arange(8)[None])).float().logsumexp(-1).sum().backward()
@@ -165,7 +228,7 @@ def test_the_checked_in_checkpoint_knows_the_task(caller):
 
 
 def test_a_stage_imports_in_little_more_than_torch():
-    program = "import time; a = time.process_time(); import torch; b = time.process_time(); import sft; print((time.process_time() - b) / (b - a))"
+    program = "from time import process_time as now; a = now(); import torch; b = now(); import sft; c = now(); print((c - b) / (b - a))"
     shares = [float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout) for _ in range(2)]
     assert min(shares) <= 0.5 / 1.3  # 0.5 s where torch takes 1.3 s: a ratio, because machines differ
 

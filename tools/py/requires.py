@@ -28,8 +28,10 @@ def weights(name: str) -> Path:
     directory = os.environ.get("ALIGN_WEIGHTS", "")
     if directory and (found := Path(directory, name)).is_dir():
         return found
-    pytest.skip(f"no weights {name}: ./bazelw run //tools:fetch_weights -- {name}, then ALIGN_WEIGHTS=<the folder it names> "
-                "./bazelw test --config=weights //...")
+    pytest.skip(
+        f"no weights {name}: ./bazelw run //tools:fetch_weights -- {name}, then ALIGN_WEIGHTS=<the folder it names> "
+        "./bazelw test --config=weights //..."
+    )
 
 
 def bazel() -> None:

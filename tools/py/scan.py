@@ -28,7 +28,12 @@ BANNED = {
     "pyarrow": "align.ingest",
 }
 ALLOWED = {"pyarrow": "libs/ingest/"}
-NO_TARGET = ("conftest.py", "reuse/", "third_party/poison/", "third_party/oracle/")  # plain pytest's; a workspace of its own; data; another venv's
+NO_TARGET = (
+    "conftest.py",
+    "reuse/",
+    "third_party/poison/",
+    "third_party/oracle/",
+)  # plain pytest's; a workspace of its own; data; another venv's
 OTHER_VENV = "third_party/oracle/"  # run by the oracles' interpreter, never imported here
 
 
@@ -44,7 +49,9 @@ def scan(root: Path) -> list[str]:
 def _files(root: Path) -> list[str]:
     listed = subprocess.run(
         ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     return [path for path in listed.split("\0") if path and (root / path).is_file()]
 
@@ -87,14 +94,14 @@ def _tags(root: Path, path: str) -> Iterator[str]:
         for mark in re.findall(r"pytest\.mark\.(slow|gpu|oracle|weights)\b", found):
             target = name if found.startswith("pytestmark") else name.removesuffix("_test") + f"_{mark}_test"
             if not any(target in strings and mark in strings for strings in _targets(build)):
-                yield f"{path}:{line}: marked {mark}, but {package}/BUILD has no target {target} tagged {mark}; add it, or the test never runs"
+                yield f"{path}:{line}: marked {mark}, but {package}/BUILD has no target {target} tagged {mark}; add it, or it never runs"
 
 
 def _lists(root: Path) -> Iterator[str]:
     """pyproject.toml and the root BUILD name exactly the libraries on disk."""
     libraries = sorted(path.parent.name for path in root.glob("libs/*/BUILD"))
     paths = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]["pythonpath"]
-    if sorted(p.removeprefix("libs/") for p in paths if p.startswith("libs/")) != libraries:
+    if sorted(p.removeprefix("libs/") for p in paths if re.fullmatch(r"libs/\w+", p)) != libraries:
         yield f"pyproject.toml:1: pythonpath is not libs/* = {libraries}"
     aliases = re.findall(r'^    "(\w+)",$', (root / "BUILD").read_text(encoding="utf-8"), re.MULTILINE)
     if sorted(aliases) != libraries:
