@@ -491,7 +491,7 @@ def peer(name: str, optimizer_class: Callable[..., Any], learn: bool = True) -> 
 
 def peers() -> None:
     for name, source in PEERS.items():
-        paths = os.pathsep.join([str(Path(__file__).parent), *(p for p in sys.path if p)])
+        paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         try:
             done = subprocess.run(
                 [sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=120

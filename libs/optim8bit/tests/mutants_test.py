@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # (file, what stands there, what a mutant has)
 MUTANTS = [
     ("_maps.py", "3f7e3333 3f800000", "3f7e3334 3f800000"),
@@ -116,7 +118,6 @@ def harness(work: Path) -> None:
         print(json.dumps([index, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]), flush=True)
 
 
-@pytest.mark.slow
 def test_every_mutant_is_killed(tmp_path):
     import align.optim8bit  # here, not above: as a script this process must not have the library before it forks
 
@@ -126,7 +127,7 @@ def test_every_mutant_is_killed(tmp_path):
     for name in ("quant_test.py", "adamw_test.py", "mutants_test.py"):
         shutil.copy(tests / name, tmp_path / name)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib --hypothesis-profile=ci\n")
-    others = [p for p in sys.path if p and not (Path(p) / "align/optim8bit").exists()]
+    others = [p for p in os.environ["PYTHONPATH"].split(os.pathsep) if p and not (Path(p) / "align/optim8bit").exists()]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *others]), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, str(tmp_path / "mutants_test.py"), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=3000

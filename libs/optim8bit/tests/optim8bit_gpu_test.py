@@ -15,6 +15,8 @@ import requires
 import torch
 from align.optim8bit import AdamW8bit
 
+pytestmark = pytest.mark.gpu
+
 SHAPES = {"whole": (64, 2048), "ragged": (257, 64), "mixed": (33, 6144), "cube": (3, 40, 512), "odd": (50, 90), "bias": (4097,), "one": ()}
 
 
@@ -49,7 +51,6 @@ def differing(one, two):
     return [(n, k) for n in one for k, v in one[n].items() if isinstance(v, torch.Tensor) and not torch.equal(v, two[n][k])]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_ieee_kernel_equals_the_torch_backend_bit_for_bit(dtype):
     (a, one), (b, two) = make(dtype, backend="torch"), make(dtype, backend="triton", ieee=True)
@@ -59,7 +60,6 @@ def test_ieee_kernel_equals_the_torch_backend_bit_for_bit(dtype):
         assert all(torch.equal(a[n], b[n]) for n in a)
 
 
-@pytest.mark.gpu
 def test_fast_kernel_differs_in_at_most_one_code_in_ten_thousand():
     made = []
     for backend in ("torch", "triton"):
@@ -75,7 +75,6 @@ def test_fast_kernel_differs_in_at_most_one_code_in_ten_thousand():
             assert gap.max() <= 1 and (gap > 0).double().mean() <= 1e-4
 
 
-@pytest.mark.gpu
 def test_resume_is_bit_exact_and_runs_repeat():
     whole, reference = make()
     advance(whole, reference, range(4))
@@ -92,7 +91,6 @@ def test_resume_is_bit_exact_and_runs_repeat():
         assert all(torch.equal(second[n], whole[n]) for n in whole)
 
 
-@pytest.mark.gpu
 def test_bytes_by_the_allocator_and_nothing_large_in_a_step():
     params = [(f"p{i}", torch.nn.Parameter(torch.zeros(4096, 4096, dtype=torch.bfloat16, device="cuda"))) for i in range(16)]
     for _, p in params:
@@ -109,7 +107,6 @@ def test_bytes_by_the_allocator_and_nothing_large_in_a_step():
     assert torch.cuda.max_memory_allocated() - resting <= 0.01 * optimizer.state_bytes()
 
 
-@pytest.mark.gpu
 def test_step_is_near_the_bandwidth():
     """At most 1.6 times the time of the bytes at the copy bandwidth of this device; benchmarks/gpu.py has the goal of 1.25."""
 
@@ -138,11 +135,10 @@ def test_step_is_near_the_bandwidth():
     assert step <= 1.6 * best(lambda: target.copy_(source))
 
 
-@pytest.mark.gpu
 def test_two_ranks_over_nccl(tmp_path):
     """Every scenario of sharded_test.py on two devices, with the Triton backend."""
     requires.gpu(torch.cuda.device_count() >= 2)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OPTIM8BIT_TEST_DEVICE": "cuda"}
+    environment = {**os.environ, "OPTIM8BIT_TEST_DEVICE": "cuda"}
     script = Path(__file__).parent / "sharded_test.py"
     command = [sys.executable, str(script), "both", str(tmp_path / "store")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)

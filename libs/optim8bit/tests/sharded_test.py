@@ -234,7 +234,7 @@ def rank_main(rank: int, store: str) -> None:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, __file__, "both", str(tmp_path_factory.mktemp("ranks") / "store")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     return dict(json.loads(line) for line in done.stdout.splitlines()) | {"error": done.stderr[-3000:]}
