@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from align.model._cache import KVCache
 from align.model._decoder import Block, Decoder, RMSNorm
-from torch import Tensor, nn
 
 # Weights that read the same input are joined into one matrix up to this many elements: below it a step waits for the calls of operators,
 # above it for the weights themselves.
