@@ -1,11 +1,15 @@
 """Loading, saving, the vendored files, and errors that name the place."""
 
+import functools
 import hashlib
 import json
 import re
 
 import pytest
-from align.tokenizer import Decoder, Tokenizer, TokenizerError, VendoredWarning, resolve_tokenizer, vendored, vendored_dir
+from align.tokenizer import Decoder, Tokenizer, TokenizerError, VendoredWarning, resolve_tokenizer, vendored_dir
+from align.tokenizer import vendored as load_vendored
+
+vendored = functools.cache(load_vendored)
 
 # The official files' digests; tests/data/PROVENANCE.md and the assets' own say where they come from.
 MISTRAL = {

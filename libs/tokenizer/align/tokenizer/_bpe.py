@@ -40,6 +40,7 @@ class Bpe(dict):
         self.unk, self.fuse_unk, self.ignore_merges, self.byte_level = unk, fuse_unk, ignore_merges, byte_level
         self.byte_tokens = [f"<0x{b:02X}>" for b in range(256)] if byte_fallback else None
         self.cache_words = cache_words
+        self._last: tuple[str, list[str]] = ("", [])  # the last long word, which no cache keeps
         self.space = " "  # what a space in a word stands for
         self._pairs = {key[0] + key[-1]: rank for key, rank in ranks.items() if len(key) == 2 + len(separator)}  # of single characters
         self._whole_alphabet = byte_level and all(char in vocab for char in BYTE_TO_CHAR)
@@ -58,7 +59,14 @@ class Bpe(dict):
 
     def symbols(self, word: str) -> list[str]:
         """The token strings of a word."""
-        word = self.written(word)
+        if len(word) <= 256:
+            return self._symbols(self.written(word))
+        last = self._last
+        if last[0] != word:
+            last = self._last = (word, self._symbols(self.written(word)))
+        return last[1]
+
+    def _symbols(self, word: str) -> list[str]:
         if self.ignore_merges and word in self.vocab:
             return [word]
         if len(word) <= _LONG and (self._whole_alphabet or all(map(self.vocab.__contains__, word))):
@@ -175,7 +183,8 @@ def segmenter(bpe: Bpe):
     if (not bpe.byte_tokens and bpe.unk is not None) or bpe.unk in parts:
         return None
     raw = bpe.space != " "
-    for products in ([merge.replace(sep, "") for merge in bpe.ranks], _reachable(bpe)):
+    for find in (_products, _reachable):
+        products = find(bpe)
         also = "".join(sorted({a or b for a, b in _BESIDE_PUNCTUATION.findall("\n".join(products))}))
         for pattern in _SEGMENTS:
             filled = pattern.format(also=re.escape(also), space=" \u2581" if raw else "\u2581", other="" if raw else " ")
@@ -196,6 +205,11 @@ class _Segmenter:
 
     def __call__(self, text: str) -> list[str]:
         return self._ascii(text) if text.isascii() else self._any(text)
+
+
+def _products(bpe: Bpe) -> list[str]:
+    """All that the merges name: a superset of what merging can make, quicker to have."""
+    return [merge.replace(bpe.separator, "") for merge in bpe.ranks]
 
 
 def _reachable(bpe: Bpe) -> set[str]:

@@ -1,13 +1,10 @@
 """Conversations: rendered text, ids in which users cannot forge control tokens, and the exact assistant mask."""
 
-import json
 from typing import NamedTuple
 
 from align.tokenizer import _values as V
 from align.tokenizer._errors import ChatError
-from align.tokenizer._evaluate import Renderer
 from align.tokenizer._offsets import Walk
-from align.tokenizer._template import parse_template
 
 
 class Segment(NamedTuple):
@@ -39,6 +36,8 @@ def render_chat(tokenizer, messages, tools, add_generation_prompt, template, var
     source = template if template is not None else tokenizer.chat_template
     if source is None:
         raise ChatError("this tokenizer has no chat template; pass template=…")
+    from align.tokenizer._template import parse_template
+
     tree = parse_template(source)
     messages = _checked(messages)
     names = _variables(tokenizer, messages, tools, variables)
@@ -52,6 +51,8 @@ def render_chat(tokenizer, messages, tools, add_generation_prompt, template, var
 
 
 def _checked(messages) -> list[dict]:
+    import json
+
     if not isinstance(messages, (list, tuple)):
         raise ChatError(f"messages should be a list, not {type(messages).__name__}")
     for i, message in enumerate(messages):
@@ -78,6 +79,8 @@ def _variables(tokenizer, messages, tools, variables) -> dict:
 
 
 def _render(tree, names: dict, add_generation_prompt: bool) -> str:
+    from align.tokenizer._evaluate import Renderer  # loaded with the first chat
+
     return Renderer(tree, {**names, "add_generation_prompt": add_generation_prompt}).render()
 
 

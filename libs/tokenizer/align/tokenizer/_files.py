@@ -1,14 +1,10 @@
 """Tokenizer files in a directory: loading, saving, the vendored copy."""
 
-import gzip
 import json
-import shutil
 import warnings
-import zlib
 from pathlib import Path
 
 from align.tokenizer._errors import TokenizerError, VendoredWarning
-from align.tokenizer._sources import from_sentencepiece, from_tekken
 from align.tokenizer._unicode import ASSETS
 
 NAMES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json")
@@ -19,8 +15,14 @@ VENDORED = {"mistral-7b-v0.3": ("mistralai/Mistral-7B-v0.3", "mistralai/Mistral-
 def _read(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except (OSError, EOFError, zlib.error) as error:
+        if path.suffix != ".gz":
+            return raw
+        import gzip  # here and below: what few callers need does not slow down the import
+
+        return gzip.decompress(raw)
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read: {error}") from None
+    except Exception as error:  # zlib.error and EOFError: a broken file
         raise TokenizerError(f"{path}: cannot be read: {error}") from None
 
 
@@ -61,6 +63,8 @@ def load(cls, path: Path):
 
 def _data(path: Path) -> dict:
     """The file as tokenizer.json data: itself, or converted from tekken.json or SentencePiece's .model."""
+    from align.tokenizer._sources import from_sentencepiece, from_tekken
+
     if path.suffix == ".model":
         return from_sentencepiece(_read(path), str(path))
     data = _json(path)
@@ -74,6 +78,8 @@ def _present(directory: Path, main: Path) -> list[Path]:
 
 
 def save(tokenizer, directory: Path) -> list[Path]:
+    import shutil
+
     directory.mkdir(parents=True, exist_ok=True)
     out = []
     for source in tokenizer.files:

@@ -1,8 +1,5 @@
 """tokenizer.json's `model` as a Bpe, checked whole at load."""
 
-import hashlib
-import json
-
 from align.tokenizer._bpe import Bpe
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node
@@ -96,6 +93,9 @@ def _name_missing(node: Node, pairs: list[str], separator: str, vocab: dict[str,
 
 def fingerprint(data: dict, bpe: Bpe) -> str:
     """sha256 over all that ids and texts depend on; the two spellings of merges give the same one."""
+    import hashlib
+    import json
+
     model = {key: value for key, value in data["model"].items() if key not in ("vocab", "merges", "ranks")}
     parts = [
         sorted(bpe.vocab.items(), key=lambda item: item[1]),

@@ -1,6 +1,5 @@
 """The Tokenizer: text to ids and back."""
 
-import json
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path

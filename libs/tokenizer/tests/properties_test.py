@@ -1,0 +1,147 @@
+"""What holds for every text and every stream of ids."""
+
+import pickle
+
+import pytest
+from align.tokenizer import Decoder, Tokenizer, TokenizerError, vendored_dir
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizer_cases import load, rows
+
+NAMES = ("mistral-7b-v0.3", "mistral-7b-v0.3-legacy", "smollm2", "gpt2")
+
+_PIECES = st.one_of(
+    st.text(max_size=12),
+    st.text("abc \n\t.,'0123\u00e9\u0301\u2581", max_size=30),
+    st.sampled_from(["</s>", "<s>", "[INST]", "<|im_end|>", "<|endoftext|>", " ", "\n\n", "'s", "▁", "中文", "👍🏽", "\x16"]),
+)
+TEXTS = st.lists(_PIECES, max_size=5).map("".join)
+
+
+@settings(max_examples=60)
+@given(text=TEXTS)
+def test_bytes_come_back_unless_the_report_says_so(text):
+    for name in NAMES:
+        tokenizer = load(name)
+        report = tokenizer.loss_report(text)
+        assert report.lossless == (tokenizer.decode_bytes(tokenizer.encode(text, special="literal")) == text.encode())
+        assert report.lossless == (not report.losses)
+        for loss in report.losses:
+            assert loss.text == text[loss.start : loss.end] != ""
+        if name == "gpt2":  # every byte is a token
+            assert report.lossless
+            assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
+
+
+@settings(max_examples=60)
+@given(data=st.data(), skip=st.booleans())
+def test_streaming_is_the_whole_decode(data, skip):
+    for name in NAMES:
+        tokenizer = load(name)
+        low = st.integers(0, min(tokenizer.vocab_size - 1, 1100))  # the byte and control tokens
+        ids = data.draw(st.lists(st.one_of(low, st.integers(0, tokenizer.vocab_size - 1)), max_size=20))
+        decoder = Decoder(tokenizer, skip_special=skip)
+        assert "".join(map(decoder.push, ids)) + decoder.finish() == tokenizer.decode(ids, skip_special=skip)
+        at = len(ids) // 2
+        after = Decoder(tokenizer, skip_special=skip, prefix=ids[:at])
+        whole = Decoder(tokenizer, skip_special=skip)
+        shown = "".join(map(whole.push, ids[:at]))
+        rest = "".join(map(after.push, ids[at:])) + after.finish()
+        assert shown + rest == tokenizer.decode(ids, skip_special=skip)
+
+
+@settings(max_examples=60)
+@given(text=TEXTS)
+def test_offsets_tile_the_text(text):
+    for name in NAMES:
+        tokenizer = load(name)
+        ids, chars = tokenizer.encode_with_offsets(text)
+        assert ids == tokenizer.encode(text)
+        assert all(0 <= start <= end <= len(text) for start, end in chars)
+        assert [start for start, _ in chars] == sorted(start for start, _ in chars)
+        same, spans = tokenizer.encode_with_offsets(text, unit="byte")
+        assert same == ids
+        if name == "gpt2":
+            assert [start for start, _ in spans] == [0, *(end for _, end in spans)][: len(spans)]
+            assert spans[-1][1] == len(text.encode()) if spans else not text
+            for token, (start, end) in zip(ids, spans):
+                assert tokenizer.decode_bytes([token]) == text.encode()[start:end]
+
+
+def test_byte_offsets_part_a_character():
+    tokenizer = load("mistral-7b-v0.3")
+    ids, spans = tokenizer.encode_with_offsets("a🫨b", unit="byte")
+    assert [tokenizer.id_to_token(i) for i in ids] == ["▁a", "<0xF0>", "<0x9F>", "<0xAB>", "<0xA8>", "b"]
+    assert spans == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
+    assert tokenizer.encode_with_offsets("a🫨b").offsets == [(0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3)]
+
+
+def test_unit_is_checked():
+    with pytest.raises(TokenizerError, match="unit 'words' is neither"):
+        load("gpt2").encode_with_offsets("a", unit="words")
+
+
+def test_losses_have_reasons():
+    mistral, smol = load("mistral-7b-v0.3"), load("smollm2")
+    assert smol.loss_report("ju\x16st").losses == [(2, 3, "\x16", "dropped")]
+    assert mistral.loss_report(" a▁b").losses == [(0, 1, " ", "space"), (2, 3, "▁", "mark")]
+
+
+def test_drift():
+    tokenizer = load("mistral-7b-v0.3")
+    assert tokenizer.drift([1940, 1499]) == (False, 0, "hello", [7080, 29477])
+    ids = tokenizer.encode("Hello world", add_special_tokens=True)
+    assert tokenizer.drift(ids) == (True, None, "<s> Hello world", ids)
+    assert tokenizer.drift([*ids, 1940, 1499]).at == 3
+    gpt2 = load("gpt2")
+    assert gpt2.drift([gpt2.token_to_id("l"), gpt2.token_to_id("o")]).same is False
+
+
+def test_batches():
+    tokenizer = load("smollm2")
+    texts = [row["text"] for row in rows("cases") if row["tokenizer"] == "smollm2"][:60]
+    single = [tokenizer.encode(text) for text in texts]
+    assert tokenizer.encode_batch(texts) == single
+    assert tokenizer.encode_batch(texts, processes=2) == single
+    assert tokenizer.encode_batch([]) == []
+    with pytest.raises(TokenizerError, match="processes 0"):
+        tokenizer.encode_batch(texts, processes=0)
+    with pytest.raises(TokenizerError, match="lone surrogate"):
+        tokenizer.encode_batch(["a", "\ud800"], processes=2)
+
+
+def test_pickle():
+    tokenizer = load("mistral-7b-v0.3")
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again.encode("Hello world") == [23325, 2294] and again.fingerprint == tokenizer.fingerprint
+
+
+def test_a_full_cache_starts_anew():
+    tokenizer = Tokenizer.load(vendored_dir())
+    tokenizer._bpe.cache_words = 50
+    for row in rows("cases"):
+        if row["tokenizer"] == "mistral-7b-v0.3":
+            assert tokenizer.encode_with_offsets(row["text"]) == (row["ids"], [tuple(pair) for pair in row["offsets"]])
+            assert len(tokenizer._bpe) <= 50
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_words_merge_like_short_ones(name):
+    """Above 48 symbols a heap takes over; both must find the same merges."""
+    tokenizer = load(name)
+    for text in ("a" * 300, "ab" * 60, "abcde" * 20, "=" * 200, "\u4e2d" * 60, "the" * 40):
+        parts = list(tokenizer._bpe.written(text))
+        known = tokenizer._bpe.first_symbols("".join(parts))
+        rank, sep = tokenizer._bpe.ranks.get, tokenizer._bpe.separator
+        found = [rank(a + sep + b, 1 << 60) for a, b in zip(known, known[1:])]
+        assert tokenizer._bpe._merge_long(list(known)) == tokenizer._bpe._merge(list(known), found)
+
+
+def test_sentencepiece_file_gives_sentencepiece_ids():
+    """tokenizer.model read by itself: the ids of the legacy form with control tokens as text, which are sentencepiece's own."""
+    tokenizer = Tokenizer.load(vendored_dir() / "tokenizer.model")
+    assert tokenizer._data["model"]["merges"] == [merge.split(" ") for merge in load("mistral-7b-v0.3")._data["model"]["merges"]]
+    for row in rows("cases"):
+        if row["tokenizer"] == "mistral-7b-v0.3-legacy":
+            assert tokenizer.encode(row["text"], special="text") == row["ids_special_as_text"]
+            assert tokenizer.decode(row["ids"]) == row["decoded"]
