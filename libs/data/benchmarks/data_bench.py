@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+
 from align.data import Cursor, Encoded, Example, Loader, bundled, efficiency, gsm8k_rows, open_shards, pack, stream_rows
 from align.data._shards import CHUNK, write_manifest
 

@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 
 import pytest
+
 from align.data import DataError, arithmetic_demonstrations, arithmetic_rows, arithmetic_tokenizer_config, arithmetic_tokenizer_json
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+
 from align.data import arithmetic_demonstrations, arithmetic_tokenizer_config, arithmetic_tokenizer_json, build_shards
 from align.tokenizer import Tokenizer
 

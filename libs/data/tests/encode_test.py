@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from align.data import DataError, arithmetic_demonstrations, arithmetic_tokenizer_config, arithmetic_tokenizer_json, chat_rows, encode_rows
-from align.tokenizer import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+
+from align.data import DataError, arithmetic_demonstrations, arithmetic_tokenizer_config, arithmetic_tokenizer_json, chat_rows, encode_rows
+from align.tokenizer import Tokenizer
 
 BOS, EOS = 1, 2
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from align.data import DataError, bundled, gsm8k_rows
 
 # From PROVENANCE.md beside the files: (rows, sha256 unzipped).

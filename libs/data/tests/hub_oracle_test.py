@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import requires
+
 from align.data import Hub
 
 pytestmark = pytest.mark.oracle

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from align.data import Cursor, DataError, Encoded, Example, Loader, eval_batches
 from hypothesis import given
 from hypothesis import strategies as st
+
+from align.data import Cursor, DataError, Encoded, Example, Loader, eval_batches
 
 PAD = 999_999
 

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from align.data import DataError, Encoded, Example, Loader, Mixture, Prefetch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from align.data import DataError, Encoded, Example, Loader, Mixture, Prefetch
 
 
 def encoded_of(lengths, digest):
@@ -26,6 +27,7 @@ SOURCES = {"a": encoded_of([5, 6, 7], "a"), "b": encoded_of([20] * 9, "b"), "c":
 MIXTURE = Mixture(SOURCES, {"a": 1, "b": 2.5, "c": 0.5})
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.lists(st.integers(2, 40), min_size=1, max_size=9), st.floats(0.1, 10)), min_size=1, max_size=4),
     st.sampled_from(["tokens", "documents"]),

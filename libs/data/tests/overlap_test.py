@@ -1,9 +1,10 @@
 """Copies and contamination: found whatever their form, nothing else removed, every removal accounted for."""
 
 import pytest
-from align.data import DataError, bundled, decontaminate, dedupe_rows, gsm8k_rows
 from hypothesis import given
 from hypothesis import strategies as st
+
+from align.data import DataError, bundled, decontaminate, dedupe_rows, gsm8k_rows
 
 ROW = {"prompt": "What is 2+2?", "completion": "Four."}
 WORDS = st.lists(st.sampled_from("abcdefghij"), max_size=40)
@@ -87,9 +88,17 @@ def test_exactly_the_rows_with_a_common_run_go(texts, questions, n):
     assert {hit.row for hit in done.hits} == {f"row {index}" for index in dirty}
 
 
-def test_gsm8k_has_no_copies_and_four_of_its_train_rows_touch_its_test_set():
-    train, test = gsm8k_rows(bundled("gsm8k_train")), gsm8k_rows(bundled("gsm8k_test"))
+def touched(count):
+    """(line of the train file, index in the test set) of GSM8K's first `count` train rows that the test set touches."""
+    train, test = gsm8k_rows(bundled("gsm8k_train"))[:count], gsm8k_rows(bundled("gsm8k_test"))
     assert dedupe_rows(train + test).copies == []
-    done = decontaminate(train, {"gsm8k_test": test})
-    assert [hit.row.rpartition(":")[2] for hit in done.hits] == ["21", "407", "1315", "5163"]
-    assert [hit.item for hit in done.hits] == [632, 581, 602, 602]
+    return [(int(hit.row.rpartition(":")[2]), hit.item) for hit in decontaminate(train, {"gsm8k_test": test}).hits]
+
+
+def test_gsm8k_train_rows_that_touch_its_test_set():
+    assert touched(500) == [(21, 632), (407, 581)]
+
+
+@pytest.mark.slow
+def test_gsm8k_has_no_copies_and_four_of_its_train_rows_touch_its_test_set():
+    assert touched(7473) == [(21, 632), (407, 581), (1315, 602), (5163, 602)]

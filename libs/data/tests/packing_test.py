@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from align.data import Cursor, DataError, efficiency, pack
 from hypothesis import given
 from hypothesis import strategies as st
+
+from align.data import Cursor, DataError, efficiency, pack
 
 
 @given(st.lists(st.integers(1, 50), max_size=200), st.integers(50, 80), st.integers(1, 60))

@@ -5,9 +5,10 @@ import hashlib
 import json
 
 import pytest
-from align.data import DataError, read_rows, stream_rows
 from hypothesis import given
 from hypothesis import strategies as st
+
+from align.data import DataError, read_rows, stream_rows
 
 GOOD = {
     "messages": {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]},

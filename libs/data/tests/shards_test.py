@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from align.data import (
     DataError,
     Example,
@@ -20,8 +23,6 @@ from align.data import (
 )
 from align.data import _shards as private
 from align.tokenizer import Tokenizer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 TOKENIZER = Tokenizer.from_dict(arithmetic_tokenizer_json(), arithmetic_tokenizer_config())
 ROWS = arithmetic_demonstrations(40, seed=0)
@@ -47,7 +48,7 @@ DOCUMENTS = st.lists(
 )
 
 
-@settings(max_examples=25)  # each writes and syncs files
+@settings(max_examples=12)  # each writes and syncs files
 @given(st.lists(DOCUMENTS, min_size=1, max_size=4), st.integers(1, 200))
 def test_documents_come_back(tmp_path_factory, shards, chunk):
     directory = tmp_path_factory.mktemp("shards")

@@ -1,9 +1,10 @@
 """The split: a function of what a row asks, and of nothing else."""
 
 import pytest
-from align.data import DataError, split_rows
 from hypothesis import given
 from hypothesis import strategies as st
+
+from align.data import DataError, split_rows
 
 ROWS = [{"prompt": f"What is {i}+{i}?", "completion": str(2 * i)} for i in range(2000)]
 
