@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Literal, Optional
 
 import pytest
-from align.config import ConfigError, Invocation, caller_path, dumps, help_text, load, parse_cli, workspace_root
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from align.config import ConfigError, Invocation, caller_path, dumps, help_text, load, parse_cli, workspace_root
 
 
 @dataclass(frozen=True)
@@ -431,10 +432,10 @@ def test_paths_are_the_callers(tmp_path, monkeypatch):
     monkeypatch.delenv("BUILD_WORKSPACE_DIRECTORY", raising=False)
     assert caller_path("a/b") == tmp_path / "a/b" and workspace_root() == tmp_path
     monkeypatch.setenv("BUILD_WORKING_DIRECTORY", "/caller")
-    monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", "/root/of")
+    monkeypatch.setenv("BUILD_WORKSPACE_DIRECTORY", "/workspace/of")
     monkeypatch.setenv("HOME", "/home/me")
     assert caller_path("a/b") == Path("/caller/a/b") and caller_path("/x") == Path("/x")
-    assert caller_path("~/a") == Path("/home/me/a") and workspace_root() == Path("/root/of")
+    assert caller_path("~/a") == Path("/home/me/a") and workspace_root() == Path("/workspace/of")
     with pytest.raises(ConfigError, match="no such home"):
         caller_path("~nobody-of-that-name/a")
 

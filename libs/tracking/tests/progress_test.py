@@ -3,6 +3,7 @@
 import io
 
 import pytest
+
 from align.tracking import Progress
 from align.tracking._progress import show_duration, show_number
 

@@ -6,11 +6,12 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
 from align.tracking import RunDir, RunDirError, write_report
 from align.tracking._series import Series
 from align.tracking._svg import Curve, chart, linear_axis, log_axis, nice_ticks, number
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 NASTY = '</script><img src=x onerror="alert(1)">&'
 

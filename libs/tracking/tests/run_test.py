@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from align.tracking import RunDir, RunDirError, environment, read_history
-from align.tracking._jsonl import Lines, cut_after, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from align.tracking import RunDir, RunDirError, environment, read_history
+from align.tracking._jsonl import Lines, cut_after, encode
 
 
 def start(path, **more):

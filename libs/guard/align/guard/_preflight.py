@@ -69,8 +69,7 @@ def _host_memory(projection: Projection, available: float, floor: float) -> Refu
         return None
     parts = [("interpreter and libraries", projection.host_base_gb), ("optimizer", projection.host_optimizer_gb),
              ("pinned staging", projection.host_staging_gb), ("Lean", projection.host_lean_gb)]
-    if projection.shape.device == "cpu":
-        parts.append(("training", projection.device_peak_gb * projection.shape.ranks))
+    parts.append(("training", projection.host_run_gb))
     parts.append(("saving", projection.peak_gb - projection.total_gb))
     told = " + ".join(f"{name} {value:.1f}" for name, value in parts if value > 0.05)
     change = _smallest_change(projection.shape, lambda other: other.peak_gb + floor <= available,

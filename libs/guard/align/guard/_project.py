@@ -13,6 +13,7 @@ LEAN_WORKER_GB, LEAN_SHARED_GB = 0.25, 3.4  # one REPL; the .olean files that al
 _CHUNK_ELEMENTS = 2**26  # align.objectives: fp32 logits of a chunk
 _OPTIMIZER_RUN = 2**22  # align.optim8bit, torch backend: elements stepped at a time …
 _OPTIMIZER_BYTES = 49  # … and bytes for each of them
+_HEAP = 1.5  # resident for each byte that comes and goes on the CPU: the C heap keeps holes (measured, see README)
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Projection:
     host_optimizer_gb: float  # offload_adamw: fp32 master and two moments
     host_staging_gb: float
     host_lean_gb: float
+    host_run_gb: float  # on the CPU: the device parts of all ranks as the system sees them, with the heap's holes
     total_gb: float  # host, all ranks of one machine, while training
     checkpoint_save_transient_gb: float  # host, more while saving
     peak_gb: float  # host
@@ -46,7 +48,8 @@ class Projection:
              self.activations_gb), ("logits and loss", self.logits_gb), ("gathered by FSDP", self.gathered_gb),
             (f"device peak, each of {shape.ranks}" if shape.device == "cuda" else "peak of the run, each rank", self.device_peak_gb),
             ("host: interpreter and libraries", self.host_base_gb), ("host: optimizer", self.host_optimizer_gb),
-            ("host: pinned staging", self.host_staging_gb), ("host: Lean", self.host_lean_gb), ("host: total", self.total_gb),
+            ("host: pinned staging", self.host_staging_gb), ("host: Lean", self.host_lean_gb),
+            ("host: the run, with the heap's holes", self.host_run_gb), ("host: total", self.total_gb),
             ("host: more while saving", self.checkpoint_save_transient_gb), ("host: peak", self.peak_gb),
             (f"disk: {shape.checkpoints_kept} + 1 checkpoints", self.checkpoint_gb * (shape.checkpoints_kept + 1)),
         ]
@@ -75,15 +78,17 @@ def project(shape: RunShape) -> Projection:
     transient = _save_transient(shape, device_state * shape.ranks)
     host = base + host_optimizer + staging + lean
     if shape.device == "cpu":
-        total = host + device_peak * shape.ranks
-        peak = max(total, host + (weights + device_state) * shape.ranks + transient)
+        standing = weights + device_state
+        run = (standing + _HEAP * (device_peak - standing)) * shape.ranks
+        total, peak = host + run, host + max(run, standing * shape.ranks + transient)
     else:
-        total, peak = host, host + transient
+        run, total, peak = 0.0, host, host + transient
     return Projection(
         shape=shape, weights_gb=weights / GIB, grads_gb=grads / GIB, device_optimizer_state_gb_per_rank=device_state / GIB,
         activations_gb=saved / GIB, logits_gb=_loss_bytes(shape) / GIB, gathered_gb=gathered / GIB,
         phases={name: value / GIB for name, value in phases.items()}, device_peak_gb=device_peak / GIB, host_base_gb=base / GIB,
-        host_optimizer_gb=host_optimizer / GIB, host_staging_gb=staging / GIB, host_lean_gb=lean / GIB, total_gb=total / GIB,
+        host_optimizer_gb=host_optimizer / GIB, host_staging_gb=staging / GIB, host_lean_gb=lean / GIB, host_run_gb=run / GIB,
+        total_gb=total / GIB,
         checkpoint_save_transient_gb=transient / GIB, peak_gb=peak / GIB,
         checkpoint_gb=(weights * shape.ranks + state * shape.ranks) / GIB,
     )

@@ -59,7 +59,7 @@ class RunShape:
     save_mode: Literal["snapshot", "stream"] = "snapshot"
     checkpoints_kept: int = 1
     # Host.
-    host_base_gb_per_rank: float | None = None  # interpreter, torch, CUDA context; None: 5.5 with CUDA, 0.22 on the CPU
+    host_base_gb_per_rank: float | None = None  # interpreter, torch, CUDA context; None: 5.5 with CUDA, 0.25 on the CPU
     lean_workers: int = 0
 
     def __post_init__(self) -> None:
@@ -115,4 +115,4 @@ class RunShape:
         """Host memory of one rank before anything of the run is in it, GiB."""
         if self.host_base_gb_per_rank is not None:
             return self.host_base_gb_per_rank
-        return 5.5 if self.device == "cuda" else 0.22
+        return 5.5 if self.device == "cuda" else 0.25
