@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from align.evals import EvalError, Item, accuracy, compare, encode_prompt, read_items, sign_test, write_items
-from align.tokenizer import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+
+from align.evals import EvalError, Item, accuracy, compare, encode_prompt, read_items, sign_test, write_items
+from align.tokenizer import Tokenizer
 
 ALPHABET = [chr(code) for code in range(32, 127)]
 SPECIAL = [{"id": 95 + i, "content": name, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}

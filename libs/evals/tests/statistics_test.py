@@ -4,9 +4,10 @@ import random
 from fractions import Fraction
 
 import pytest
-from align.evals import mean_interval, pass_at_k
 from hypothesis import given
 from hypothesis import strategies as st
+
+from align.evals import mean_interval, pass_at_k
 
 
 @given(data=st.data(), samples=st.integers(1, 7))

@@ -10,9 +10,10 @@ import sys
 import time
 
 import torch
+from torch import Tensor
+
 from align.model import Decoder, ModelConfig, init
 from align.rollout import NativeSampler
-from torch import Tensor
 
 SIZE = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from align.rollout import NativeSampler, RolloutError
-from align.tokenizer import Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_cases import ARCHITECTURES, VOCAB, check_greedy, check_memory, full_logits, make_model, make_prompts
+
+from align.rollout import NativeSampler, RolloutError
+from align.tokenizer import Tokenizer
 
 MODEL = make_model()
 

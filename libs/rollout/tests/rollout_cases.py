@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import torch
+
 from align.model import ModelConfig, init
 from align.rollout import NativeSampler
 from align.rollout._noise import Noise, sample_key, token_keys
@@ -117,8 +118,8 @@ CASES = {
 }
 
 
-def chi_square_z(logits, case, draws, expected):
-    """Standardised chi-square of `draws` drawn tokens against the expected probabilities; about N(0, 1) if they are right."""
+def chi_square_z(logits, case, draws, *expectations):
+    """Standardised chi-square of `draws` drawn tokens against each list of probabilities; about N(0, 1) if they are right."""
     temperature, top_p, top_k, min_p = CASES[case]
     params, rows, vocab = SamplingParams(temperature, top_p, top_k, min_p), 2000, logits.shape[0]
     noise, counts = Noise(rows, vocab, CPU), torch.zeros(vocab, dtype=torch.float64)
@@ -126,12 +127,14 @@ def chi_square_z(logits, case, draws, expected):
     for start in range(0, draws, rows):
         tokens, _, _ = draw(logits.expand(rows, -1), params, noise.negative_exponential(token_keys(key, torch.arange(start, start + rows))))
         counts += torch.bincount(tokens, minlength=vocab)
-    expected = torch.tensor(expected, dtype=torch.float64) * draws
-    assert bool((counts[expected == 0] == 0).all())
-    keep = expected > 0
-    chi = float(((counts - expected)[keep] ** 2 / expected[keep]).sum())
-    freedom = int(keep.sum()) - 1
-    return (chi - freedom) / math.sqrt(2 * freedom)
+    out = []
+    for probs in expectations:
+        expected = torch.tensor(probs, dtype=torch.float64) * draws
+        assert bool((counts[expected == 0] == 0).all())
+        keep = expected > 0
+        freedom = int(keep.sum()) - 1
+        out.append((float(((counts - expected)[keep] ** 2 / expected[keep]).sum()) - freedom) / math.sqrt(2 * freedom))
+    return out
 
 
 def some_logits(vocab):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+
 from align.model import Decoder
 from align.rollout._run import Request, Run
 from align.rollout._sampling import RolloutError, SamplingParams

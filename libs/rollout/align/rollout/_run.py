@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
 from align.model import Decoder, Stepper
 from align.rollout._noise import Noise, sample_key, token_keys
 from align.rollout._sampling import RolloutError, SamplingParams, draw
