@@ -120,7 +120,7 @@ def _layer_bytes(shape: RunShape) -> float:
     size, wide = shape.weight_bytes, shape.hidden
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norm = (4 if shape.device == "cpu" else size) * wide + 4 + size * wide
-    attention = size * 2 * (query + key) + 4 * shape.heads
+    attention: float = size * 2 * (query + key) + 4 * shape.heads
     if shape.forward_impl == "cpu_per_document":
         # Rows of their own for the documents, padded; what they are made from and what is taken out of them is kept, too.
         attention = attention * shape.padding + size * 2 * (query + key)
