@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from align.verify import equivalent, extract, grade, normalise, parse
 
 DATA = Path(__file__).parent / "data"

@@ -6,8 +6,8 @@ r"""Math answers, judged exactly: standard library only, pure Python, determinis
     >>> equivalent(r"\frac{1}{2}", "0.5").reason
     'equal'
 
-`grade` judges a model's whole output, `equivalent` two bare answers, `grade_batch` many; `extract`, `parse` and `normalise` are the steps by
-themselves; `explain` and `summary` are for a person.
+`grade` judges a model's whole output, `equivalent` two bare answers, `grade_batch` many; `extract`, `parse` and `normalise` are the
+steps by themselves; `explain` and `summary` are for a person.
 """
 
 from align.verify._budget import OverBudget, VerifyError

@@ -1,7 +1,7 @@
 r"""Command line: judge one pair, or a JSONL file.
 
-    bazel run //libs/verify:grade -- --gold '\frac{1}{2}' --pred 'so \boxed{0.5}'
-    bazel run //libs/verify:grade -- --jsonl outputs.jsonl --gold-field answer --pred-field output --out verdicts.jsonl
+bazel run //libs/verify:grade -- --gold '\frac{1}{2}' --pred 'so \boxed{0.5}'
+bazel run //libs/verify:grade -- --jsonl outputs.jsonl --gold-field answer --pred-field output --out verdicts.jsonl
 """
 
 import argparse

@@ -156,6 +156,8 @@ class Point:
 
     def power(self, node: Node) -> tuple:
         exponent = node[2]
+        if self.formal and node in self.values:
+            return self.rational(self.values[node])
         if exponent[0] != "q":
             if self.formal:
                 raise Unknown("a power")
@@ -170,7 +172,7 @@ class Point:
         if n < 0:
             return self.inverse(self.integer_power(base, -n))
         size = max(abs(base[0]), abs(base[1]), *(map(abs, base[2:4]) if base[2] is not None else (0,))).bit_length() - self.p
-        if n > 1 << 24 or max(size, 1) * n > MAX_BITS and size > 0 or -size * n > 16 * MAX_BITS:
+        if n > 1 << 24 or (max(size, 1) * n > MAX_BITS and size > 0) or -size * n > 16 * MAX_BITS:
             raise OverBudget
         if base[2] is None and n % 2 == 0:
             base = (*_absolute(base[0], base[1]), None, None, base[4], base[5])
@@ -185,10 +187,10 @@ class Point:
         return result
 
     def root_power(self, radicand: Node, base: tuple, n: int, k: int) -> tuple:
-        a, b, c, d, upper, lower = base
+        a, b, c, _, upper, lower = base
         upper, lower = _root_bounds(upper, lower, k)
         self.radicals.add((radicand, k))
-        self.budget.spend(self.cost * (4 + k))
+        self.budget.spend(self.cost * (4 + k) + int((k * self.p / 1000) ** 1.6))
         if k > 256:
             raise OverBudget
         if c is not None:

@@ -136,9 +136,7 @@ def matrix(g: Grammar, name: str):
             g.at += 1
             rows.append(row)
             row = []
-        elif g.is_op("&"):
-            g.at += 1
-        elif g.is_cmd("hline"):
+        elif g.is_op("&") or g.is_cmd("hline"):
             g.at += 1
         else:
             row.append(op.as_value(g.expression()))

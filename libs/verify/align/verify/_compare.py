@@ -59,7 +59,10 @@ def _scalar(a: Value, b: Value, budget: Budget) -> bool | None:
             return same(tree.mul(x, tree.rational(a.unit.scale)), tree.mul(y, tree.rational(b.unit.scale)), budget)
     found = same_number(x, y, budget)
     if found is not True:
-        for unit, factor in ((units.PERCENT, tree.rational(Fraction(1, 100))), (units.DEGREE, tree.mul(tree.PI, tree.rational(Fraction(1, 180))))):
+        for unit, factor in (
+            (units.PERCENT, tree.rational(Fraction(1, 100))),
+            (units.DEGREE, tree.mul(tree.PI, tree.rational(Fraction(1, 180)))),
+        ):
             if _is(a, unit) != _is(b, unit):
                 scaled = (tree.mul(x, factor), y) if _is(a, unit) else (x, tree.mul(y, factor))
                 if same(*scaled, budget):
@@ -93,7 +96,7 @@ def _as_equations(a: Value, b: Value, budget: Budget) -> bool | None:
     if x and y:
         return same_equation(x, y, budget)
     if a.kind == b.kind == "equation" and len(a.items) == len(b.items):
-        return _all(_sides_equal(p, q, budget) for p, q in zip(a.items, b.items))
+        return _all(_sides_equal(p, q, budget) for p, q in zip(a.items, b.items, strict=True))
     return False
 
 
@@ -113,7 +116,7 @@ def _all(results) -> bool | None:
 
 
 def _in_order(a: tuple, b: tuple, budget: Budget) -> bool | None:
-    return _all(equal(x, y, budget) for x, y in zip(a, b)) if len(a) == len(b) else False
+    return _all(equal(x, y, budget) for x, y in zip(a, b, strict=True)) if len(a) == len(b) else False
 
 
 def _same_members(a: tuple, b: tuple, budget: Budget) -> bool | None:
@@ -155,8 +158,6 @@ def _set(a: Value, b: Value, budget: Budget) -> bool | None:
 
 
 def _tuple(a: Value, b: Value, budget: Budget) -> bool | None:
-    if a.info != b.info and len(a.items) == 2:
-        return False
     return _in_order(a.items, b.items, budget)
 
 
@@ -167,7 +168,7 @@ def _interval(a: Value, b: Value, budget: Budget) -> bool | None:
 def _matrix(a: Value, b: Value, budget: Budget) -> bool | None:
     if len(a.items) != len(b.items):
         return False
-    return _all(_in_order(x, y, budget) for x, y in zip(a.items, b.items))
+    return _all(_in_order(x, y, budget) for x, y in zip(a.items, b.items, strict=True))
 
 
 def _inequality(a: Value, b: Value, budget: Budget) -> bool | None:
@@ -182,8 +183,8 @@ def _ratio(a: Value, b: Value, budget: Budget) -> bool | None:
     x, y = [[item.node for item in value.items] for value in (a, b)]
     if len(x) != len(y) or None in x or None in y:
         return False
-    products = [same(tree.mul(p, y[0]), tree.mul(x[0], q), budget) for p, q in zip(x[1:], y[1:])]
-    zeros = [same(p, tree.ZERO, budget) == same(q, tree.ZERO, budget) for p, q in zip(x, y)]
+    products = [same(tree.mul(p, y[0]), tree.mul(x[0], q), budget) for p, q in zip(x[1:], y[1:], strict=True)]
+    zeros = [same(p, tree.ZERO, budget) == same(q, tree.ZERO, budget) for p, q in zip(x, y, strict=True)]
     return _all([*products, *zeros])
 
 
@@ -220,7 +221,7 @@ def _mixed(a: Value, b: Value, budget: Budget) -> bool | None:
         return not time.info[2] and _in_order(parts, other.items, budget)
     if kinds & {"number", "expression"} and kinds & {"set", "list"}:
         many, one = (a, b) if a.kind in ("set", "list") else (b, a)
-        if len(many.items) == 1 and many.info == "finite" or many.kind == "list" and 1 < len(many.items) < 5:
+        if (len(many.items) == 1 and many.info == "finite") or (many.kind == "list" and 1 < len(many.items) < 5):
             return _all(equal(item, one, budget) for item in many.items)  # one value, written in several forms
         return False
     return _as_real_sets(a, b, budget)
@@ -228,11 +229,11 @@ def _mixed(a: Value, b: Value, budget: Budget) -> bool | None:
 
 def _as_real_sets(a: Value, b: Value, budget: Budget) -> bool | None:
     if a.kind == b.kind == "set" and a.info == b.info == "all":
-        return a.name == b.name
+        return a.sides == b.sides
     try:
         left, right = real_set(a, budget), real_set(b, budget)
     except Undecided:
         return None
     if left is None or right is None:
-        return True if a.kind == b.kind == "set" and a.source == b.source and a.source else False
+        return a.kind == b.kind == "set" and bool(a.source) and a.source == b.source
     return same_sets(left, right, budget)

@@ -1,6 +1,7 @@
 """Equality and order of expressions: proved, refuted, or undecided within the budget; never by rounding."""
 
 from fractions import Fraction
+from math import lcm
 
 from align.verify import _modular as modular
 from align.verify import _tree as tree
@@ -128,9 +129,9 @@ def _refute_constant(difference: Node, budget: Budget) -> bool:
     while precision <= _LAST_TRUE:
         try:
             point = Point({}, precision, budget)
-            found, needed = point.zero(difference)
+            found, _ = point.zero(difference)
         except Straddles:
-            found, needed = None, 0
+            found = None
         except (Unknown, OverBudget):
             return False
         if found is not None:
@@ -146,11 +147,11 @@ def _atoms(node: Node) -> set:
     while stack:
         item = stack.pop()
         tag = item[0]
-        if tag == "c" and item[1] in ("pi", "e"):
-            found.add(item)
-        elif tag == "f" and item[1] not in ("abs", "floor", "ceil", "max", "min", "mod", "cosr", "sinr"):
-            found.add(item)
-        elif tag == "^" and item[2][0] != "q":
+        if (
+            (tag == "c" and item[1] in ("pi", "e"))
+            or (tag == "f" and item[1] not in ("abs", "floor", "ceil", "max", "min", "mod", "cosr", "sinr"))
+            or (tag == "^" and item[2][0] != "q")
+        ):
             found.add(item)
         elif tag in ("+", "*", "^", "f"):
             stack.extend(part for part in item[1:] if part.__class__ is tuple)
@@ -161,6 +162,7 @@ def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise, budg
     """Whether a tree is zero for all values of its symbols and atoms: exact zeros at random points of both signs."""
     zeros = 0
     ordered = sorted(names)
+    powers = _fractional_powers(difference, atoms)
     patterns = _signs(len(ordered), noise)
     trials = len(patterns) if names or atoms else 1
     for trial in range(2 * trials):
@@ -170,7 +172,7 @@ def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise, budg
             value = Fraction(size, noise.next() % 31 + 1) if trial % 2 else Fraction(size)
             values[("s", name)] = -value if negative else value
         for atom in sorted(atoms, key=tree.text):
-            values[atom] = Fraction(noise.next() % 9973 + 2, noise.next() % 7 + 1)
+            _give(values, atom, powers.get(atom, ()), Fraction(noise.next() % 9973 + 2, noise.next() % 7 + 1))
         found = _zero_at(difference, values, budget)
         if found is False:
             return False
@@ -206,6 +208,29 @@ def _on_integers(difference: Node, names: list[str], budget: Budget) -> bool | N
             return False
         zeros += found is True
     return True if zeros > reach else None
+
+
+def _fractional_powers(node: Node, atoms: set) -> dict:
+    """The exponents that are no whole numbers, of each atom."""
+    found: dict = {}
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        if item[0] == "^" and item[1] in atoms and item[2][0] == "q" and item[2][1].__class__ is not int:
+            found.setdefault(item[1], set()).add(item[2][1])
+        elif item[0] in ("+", "*", "^", "f"):
+            stack.extend(part for part in item[1:] if part.__class__ is tuple)
+    return found
+
+
+def _give(values: dict, atom: Node, exponents, root: Fraction) -> None:
+    """A value for an atom: a power whose roots, where the tree takes roots of the atom, are rational too."""
+    common = lcm(*(exponent.denominator for exponent in exponents))
+    if common > 24:
+        common, exponents = 1, ()
+    values[atom] = root**common
+    for exponent in exponents:
+        values[("^", atom, ("q", exponent))] = root ** int(exponent * common)
 
 
 def _signs(count: int, noise: modular.Noise) -> list[list[bool]]:

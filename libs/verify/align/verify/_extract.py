@@ -16,19 +16,16 @@ _TAIL = 4_000  # how far back a bare answer is looked for
 _BRACE = re.compile(r"\\.|[{}]", re.S)
 _ONE_TOKEN = re.compile(r"[ \t]*([0-9A-Za-z])")  # TeX: \\boxed 12 boxes the 1
 # Between two boxes that form one list: punctuation, math delimiters, "and", "or", and at most one word before an "and".
-_JOIN = re.compile(
-    r"(?:[\s,;$~&]|\\[\[\]()]|\\[,;:! ]|\\q?quad|\\text\{|\}|(?:[A-Za-z]+ )?and\b|\bor\b)*\Z"
-)
+_JOIN = re.compile(r"(?:[\s,;$~&]|\\[\[\]()]|\\[,;:! ]|\\q?quad|\\text\{|\}|(?:[A-Za-z]+ )?and\b|\bor\b)*\Z")
 _FINAL = re.compile(r"final[ \t]+answer", re.I)
 _WEAK = re.compile(r"\banswer(?:[ \t]+is\b|[ \t]*:)|\banswer(?=[ \t]*(?:\$|\\[(\[]))|^A:", re.I | re.M)
-_LEAD = re.compile(
-    r"(?:[\s*:_\"'#]|\\\"|(?:the|my|our|so|final|correct|answer|is|should|be)\b(?![ \t]*=))*", re.I
-)
+_LEAD = re.compile(r"(?:[\s*:_\"'#]|\\\"|(?:the|my|our|so|final|correct|answer|is|should|be)\b(?![ \t]*=))*", re.I)
 _STOP = re.compile(r"I hope|<\||</s>|\n[ \t]*\n")
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.,\\])[-+]?\$?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?:\\?%)?"
 )
 _SHORT = re.compile(r"(?!.*\*\*)(?!.*[A-Za-z]:)[\x20-\x7e\u00b0-\u00be\u03c0\u2200-\u22ff]+")  # one line that may be an answer by itself
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _PROSE = re.compile(r"(?<!\\)\b[a-z]{3,}\s+[a-z]{3,}\b|\?")
 _CONTROL = re.compile(r"<\|(?:im_start|im_end|endoftext|eot_id|end_of_text)\|>|</s>")
 _TURN = re.compile(r"(?:\s*(?:<\|(?:im_start|im_end|endoftext|eot_id|end_of_text)\|>|</s>)(?:assistant)?){0,20}")
@@ -74,9 +71,7 @@ def extract(text: str, *, mode: str = "final") -> Extraction | None:
         return found
     end = len(text)
     window = text[-_TAIL:]
-    weak = None
-    for weak in _WEAK.finditer(window):
-        pass
+    weak = _last(_WEAK, window)
     if weak:
         tail = _of_sentence(window[weak.end() :])
         if tail:
@@ -85,6 +80,13 @@ def extract(text: str, *, mode: str = "final") -> Extraction | None:
     if len(window) == end and 0 < len(stripped) <= 80 and _SHORT.fullmatch(stripped) and len(stripped.split()) <= 3:
         return Extraction(stripped, "number" if _NUMBER.fullmatch(stripped) else "math")
     return _last_math_or_number(window)
+
+
+def _last(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
+    found = None
+    for match in pattern.finditer(text, start):
+        found = match
+    return found
 
 
 def _spoken(text: str) -> str:
@@ -201,15 +203,15 @@ def _of_sentence(tail: str) -> str:
     stop = _STOP.search(tail)
     if stop:
         tail = tail[: stop.start()]
-    tail = tail.strip().rstrip("*\" \\")
+    tail = tail.strip().rstrip('*" \\')
     if tail.endswith("."):
         tail = tail[:-1].rstrip()
     choice = _CHOICE.match(tail)
     if choice:
         return choice.group(1)
     line = tail.split("\n", 1)[0]
-    if len(line.split()) <= 3 and "$" not in line and "\\(" not in line and "\\[" not in line:
-        return line
+    if "$" not in line and "\\(" not in line and "\\[" not in line and (len(line.split()) <= 3 or not _WORD.search(line)):
+        return line[: MAX_ANSWER + 1]
     found = _last_math_or_number(tail)
     return found.answer if found and found.answer else line[:MAX_ANSWER]
 
@@ -218,11 +220,14 @@ def _last_math_or_number(text: str) -> Extraction | None:
     """The last math environment or the last number, whichever ends later; adjacent environments are one list."""
     environments = _environments(text)
     after = environments[-1][1] if environments else 0
-    number = None
-    for number in _NUMBER.finditer(text, after):
-        pass
+    number = _last(_NUMBER, text, after)
     if number:
-        return Extraction(number.group(), "number", number.start())
+        start = number.start()
+        if (
+            text[max(start - 1, 0) : start] in ("+", "-", "*", "/", "^") and text[max(start - 2, 0) : start] != "**"
+        ):  # the end of x^2+1 is no answer
+            start = max(text.rfind(blank, 0, start) for blank in " \n") + 1
+        return Extraction(text[start : number.end()], "number", start)
     if not environments:
         return None
     parts = [environments[-1]]

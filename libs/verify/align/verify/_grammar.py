@@ -12,7 +12,7 @@ from align.verify import _tree as tree
 from align.verify._budget import MAX_DEPTH, OverBudget, Unreadable
 from align.verify._lex import Token
 from align.verify._units import BARE as UNIT_WORDS
-from align.verify._values import Value
+from align.verify._values import Value, number_set
 
 _END = Token("end", "", False)
 _SET_OPERATORS = {"cup": "union", "cap": "cap", "setminus": "minus"}
@@ -63,13 +63,13 @@ class Grammar:
         while True:
             token = self.peek()
             kind, value = token.kind, token.value
-            if kind == "op" and value in "+-" or kind == "cmd" and value in ("pm", "mp"):
+            if (kind == "op" and value in "+-") or (kind == "cmd" and value in ("pm", "mp")):
                 if binding >= 10:
                     return left
                 sign = self.sign()
                 right = self.expression(10)
                 left = op.plus(left, right if sign > 0 else op.negative(right))
-            elif kind == "op" and value in ("*", "/", "**") or kind == "cmd" and value == "mod":
+            elif (kind == "op" and value in ("*", "/", "**")) or (kind == "cmd" and value == "mod"):
                 if binding >= 20:
                     return left
                 self.at += 1
@@ -127,7 +127,10 @@ class Grammar:
         if kind == "cmd":
             return (
                 value in ("frac", "sqrt", "pi", "infty", "binom", "{", "lfloor", "lceil", "sum", "prod", "langle", "tfrac", "left|")
-                or value in names.FUNCTIONS or value in names.GREEK or value in names.STYLES or value.startswith("begin:")
+                or value in names.FUNCTIONS
+                or value in names.GREEK
+                or value in names.STYLES
+                or value.startswith("begin:")
             )
         return False
 
@@ -203,22 +206,16 @@ class Grammar:
         return value if sign > 0 else tree.neg(value)
 
     def subscript(self, left):
+        """What stands after _: part of a name, or the base of the number in front (204_5), whose digits are the token before."""
+        digits = self.tokens[self.at - 2].value
         text = self.subscript_text()
         node = op.node_or_none(left)
         if node is None:
             raise Unreadable("a subscript without a letter")
-        if node[0] in "qd":
-            return self.in_base(text)
-        return op.renamed(node, "_" + text)
-
-    def in_base(self, text: str):
-        """The number before the cursor, read in another base: 204_5, 2A_{16} (its digits are tokens before the sign _)."""
-        digits = self.tokens[self.at_of_subscript - 1].value
-        return op.in_base(digits, text)
+        return op.in_base(digits, text) if node[0] in "qd" else op.renamed(node, "_" + text)
 
     def subscript_text(self) -> str:
         """The subscript as text."""
-        self.at_of_subscript = self.at - 1
         if not self.is_op("{"):
             token = self.peek()
             self.at += 1
@@ -333,7 +330,7 @@ class Grammar:
                 self.at += mark == "^"
                 name += "'"
         applied = self.at == self.apply_at or name.rstrip("'").split("_")[0] in names.APPLIED
-        if applied and self.is_op("(") or (
+        if (applied and self.is_op("(")) or (
             name.isupper() and self.is_op("(") and self.peek(1).kind == "sym" and self.peek(2).value in (")", ",")
         ):
             arguments = brackets.bracket(self, "(")
@@ -390,7 +387,7 @@ class Grammar:
         if value in names.STYLES:
             return self.styled(value)
         if value in ("R", "Z", "N", "Q", "C"):
-            return Value("set", info="all", name=value)
+            return number_set(value)
         if value.startswith("begin:") and value[6:] in names.MATRICES:
             return brackets.matrix(self, value[6:])
         if value in ("sum", "prod"):
@@ -400,7 +397,7 @@ class Grammar:
     def styled(self, value: str):
         text = self.subscript_text()
         if value == "mathbb" and text in names.NUMBER_SETS:
-            return Value("set", info="all", name=text)
+            return number_set(text)
         return self.applied(f"{value}({text})")
 
     def group(self):
@@ -447,7 +444,11 @@ class Grammar:
         else:
             argument = self.juxtaposed()
         self.depth -= 1
-        if isinstance(argument, Value) and argument.kind in ("tuple", "interval", "set", "list") and name in ("max", "min", "gcd", "lcm", "log"):
+        if (
+            isinstance(argument, Value)
+            and argument.kind in ("tuple", "interval", "set", "list")
+            and name in ("max", "min", "gcd", "lcm", "log")
+        ):
             arguments = [op.node_of(item) for item in argument.items]
             if name == "log" and len(arguments) == 2:
                 arguments, base = arguments[:1], arguments[1]

@@ -13,7 +13,7 @@ class Verdict(namedtuple("Verdict", "correct reason gold_value value steps", def
 
     correct: True, False, or None when the gold cannot be read (leave such a row out; it is never a reward).
     reason: equal, different, bare (decided on an answer that stood without a marker), no_answer, unreadable_answer, unreadable_gold,
-        undecided (no proof and no refutation found), undecided_budget (too large to be looked at).
+        undecided (no proof and no refutation found), undecided_budget (too large to be looked at), error (a bug of ours; never correct).
     gold_value, value: the parsed answers, None where parsing was not reached.
     steps: what the comparison has cost.
     """
@@ -89,7 +89,9 @@ def _oversize(gold: str, text: str, found: Extraction) -> Verdict:
     start = found.start
     while text[start : start + 1].isspace():
         start += 1
-    same = len(gold) > MAX_ANSWER and text.startswith(gold, start) and text[start + len(gold) : start + len(gold) + 1] in ("", "}", "\n", "<")
+    same = (
+        len(gold) > MAX_ANSWER and text.startswith(gold, start) and text[start + len(gold) : start + len(gold) + 1] in ("", "}", "\n", "<")
+    )
     return Verdict(same, "equal" if same else "undecided_budget")
 
 
@@ -112,5 +114,8 @@ def _judge(gold: str, answer: str) -> Verdict:
         if gold.strip() == answer.strip():
             return Verdict(True, "equal", gold_value, value, budget.used)
         return Verdict(False, "undecided_budget", gold_value, value, budget.used)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as bug:
+        # A training run must not end here. The tests count this reason as a failure.
+        return Verdict(None if gold_value is None else False, "error", gold_value, value or Value("raw", info=repr(bug)), budget.used)
     reason = "undecided" if found is None else "equal" if found else "different"
     return Verdict(found is True, reason, gold_value, value, budget.used)

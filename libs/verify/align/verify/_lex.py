@@ -19,20 +19,79 @@ _SIGNS = {
     "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}", "²": "^{2}", "³": "^{3}", "¹": "^{1}", "⁴": "^{4}", "⁻": "^-",
     "₀": "_{0}", "₁": "_{1}", "₂": "_{2}", "₃": "_{3}", "₄": "_{4}", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ",
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2002": " ", "\u2003": " ",
-    "，": ",", "（": "(", "）": ")", "：": ":", "；": ";", "％": "%", "＝": "=", "€": r"\text{euro}", "£": r"\text{pound sterling}", "¥": r"\text{yen}",
+    "，": ",", "（": "(", "）": ")", "：": ":", "；": ";", "％": "%", "＝": "=",
+    "€": r"\text{euro}", "£": r"\text{pound sterling}", "¥": r"\text{yen}",
     "∶": ":", "∣": r"\mid ", "…": r"\ldots ", "“": '"', "”": '"',
 }  # fmt: skip
 _TRANSLATE = str.maketrans(_SIGNS)
 
 # Commands that only style, space or size.
 _NOTHING = frozenset(
-    "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle scriptstyle limits nolimits "
-    "bf it rm sf tt boldsymbol mathstrut strut hfill noindent ensuremath".split()
+    [
+        "left",
+        "right",
+        "big",
+        "Big",
+        "bigg",
+        "Bigg",
+        "bigl",
+        "bigr",
+        "Bigl",
+        "Bigr",
+        "biggl",
+        "biggr",
+        "Biggl",
+        "Biggr",
+        "displaystyle",
+        "textstyle",
+        "scriptstyle",
+        "limits",
+        "nolimits",
+        "bf",
+        "it",
+        "rm",
+        "sf",
+        "tt",
+        "boldsymbol",
+        "mathstrut",
+        "strut",
+        "hfill",
+        "noindent",
+        "ensuremath",
+    ]
 )
 _SPACES = frozenset(["quad", "qquad", ",", ";", ":", "!", " ", ">", "enspace", "thinspace", "hspace", "\n", "space", "nobreakspace"])
 _TEXT = frozenset(
-    "text textbf textit textrm textnormal textsf texttt mbox hbox textup textmd emph mathtt mathsf mathit mathrm mathbf bm bold "
-    "operatorname operatornamewithlimits mathop mathcal mathscr boldsymbol underline boxed fbox".split()
+    [
+        "text",
+        "textbf",
+        "textit",
+        "textrm",
+        "textnormal",
+        "textsf",
+        "texttt",
+        "mbox",
+        "hbox",
+        "textup",
+        "textmd",
+        "emph",
+        "mathtt",
+        "mathsf",
+        "mathit",
+        "mathrm",
+        "mathbf",
+        "bm",
+        "bold",
+        "operatorname",
+        "operatornamewithlimits",
+        "mathop",
+        "mathcal",
+        "mathscr",
+        "boldsymbol",
+        "underline",
+        "boxed",
+        "fbox",
+    ]
 )
 _RENAME = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "sfrac": "frac", "nicefrac": "frac", "dbinom": "binom", "tbinom": "binom",

@@ -27,7 +27,7 @@ def matrix_sum(a: Value, b: Value) -> Value:
     x, y = _nodes(a), _nodes(b)
     if len(x) != len(y) or len(x[0]) != len(y[0]):
         raise Unreadable("a sum of matrices of different shapes")
-    return _matrix([[tree.add(p, q) for p, q in zip(r, s)] for r, s in zip(x, y)])
+    return _matrix([[tree.add(p, q) for p, q in zip(r, s, strict=True)] for r, s in zip(x, y, strict=True)])
 
 
 def _each(operation, a: Value, b: Value) -> Value:
@@ -54,5 +54,5 @@ def matrix_times(a: Value, b: Value) -> Value:
         raise Unreadable("a product of matrices whose shapes do not fit")
     if len(x) * len(y) * len(y[0]) > 1_000:
         raise OverBudget
-    columns = list(zip(*y))
-    return _matrix([[tree.add(*(tree.mul(p, q) for p, q in zip(row, column))) for column in columns] for row in x])
+    columns = list(zip(*y, strict=True))
+    return _matrix([[tree.add(*(tree.mul(p, q) for p, q in zip(row, column, strict=True))) for column in columns] for row in x])

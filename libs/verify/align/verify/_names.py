@@ -1,17 +1,115 @@
 """The names that the grammar knows."""
 
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc asin acos atan acot asec acsc sinh cosh tanh coth sech csch asinh acosh atanh arsinh arcosh artanh ln log lg "
-    "exp sqrt cbrt abs floor ceil gcd lcm max min det arg Re Im sgn sign".split()
+    [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "asin",
+        "acos",
+        "atan",
+        "acot",
+        "asec",
+        "acsc",
+        "sinh",
+        "cosh",
+        "tanh",
+        "coth",
+        "sech",
+        "csch",
+        "asinh",
+        "acosh",
+        "atanh",
+        "arsinh",
+        "arcosh",
+        "artanh",
+        "ln",
+        "log",
+        "lg",
+        "exp",
+        "sqrt",
+        "cbrt",
+        "abs",
+        "floor",
+        "ceil",
+        "gcd",
+        "lcm",
+        "max",
+        "min",
+        "det",
+        "arg",
+        "Re",
+        "Im",
+        "sgn",
+        "sign",
+    ]
 )
-WORD_FUNCTIONS = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc", "ceiling": "ceil"}
+WORD_FUNCTIONS = {
+    "arcsin": "asin",
+    "arccos": "acos",
+    "arctan": "atan",
+    "arccot": "acot",
+    "arcsec": "asec",
+    "arccsc": "acsc",
+    "ceiling": "ceil",
+}
 INVERSE = {
     "sin": "asin", "cos": "acos", "tan": "atan", "cot": "acot", "sec": "asec", "csc": "acsc", "sinh": "asinh", "cosh": "acosh",
     "tanh": "atanh",
 }  # fmt: skip
 GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega Gamma Delta Theta "
-    "Lambda Xi Pi Sigma Upsilon Phi Psi Omega hbar ell odot oplus star prime aleph nabla partial vartheta varpi varrho imath jmath".split()
+    [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "epsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "iota",
+        "kappa",
+        "lambda",
+        "mu",
+        "nu",
+        "xi",
+        "rho",
+        "sigma",
+        "tau",
+        "upsilon",
+        "phi",
+        "chi",
+        "psi",
+        "omega",
+        "Gamma",
+        "Delta",
+        "Theta",
+        "Lambda",
+        "Xi",
+        "Pi",
+        "Sigma",
+        "Upsilon",
+        "Phi",
+        "Psi",
+        "Omega",
+        "hbar",
+        "ell",
+        "odot",
+        "oplus",
+        "star",
+        "prime",
+        "aleph",
+        "nabla",
+        "partial",
+        "vartheta",
+        "varpi",
+        "varrho",
+        "imath",
+        "jmath",
+    ]
 )
 RELATIONS = {
     "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "le": "<=", "ge": ">=", "ne": "!=", "approx": "~", "in": "in",
@@ -20,11 +118,32 @@ RELATIONS = {
 JOINERS = frozenset(["and", "or", ", and", ", or", "and/or", ",", ";"])
 BREAKS = frozenset(["in", "for", "where", "when", "if", "is"])
 LEADS = (
-    "the final answer is", "the answer is", "final answer is", "final answer", "answer is", "answer", "approximately", "about", "exactly", "thus", "so",
+    "the final answer is", "the answer is", "final answer is", "final answer",
+    "answer is", "answer", "approximately", "about", "exactly", "thus",
+    "so",
     "therefore", "is", "the", "total", "only", "solution", "solutions", "the solution is",
 )  # fmt: skip
 STYLES = frozenset(
-    "vec hat tilde overrightarrow overline widehat dot ddot mathbb mathfrak overleftarrow underbrace overbrace widetilde check breve acute grave".split()
+    [
+        "vec",
+        "hat",
+        "tilde",
+        "overrightarrow",
+        "overline",
+        "widehat",
+        "dot",
+        "ddot",
+        "mathbb",
+        "mathfrak",
+        "overleftarrow",
+        "underbrace",
+        "overbrace",
+        "widetilde",
+        "check",
+        "breve",
+        "acute",
+        "grave",
+    ]
 )
 MATRICES = frozenset(["pmatrix", "bmatrix", "matrix", "array", "smallmatrix", "Bmatrix"])
 NUMBER_SETS = frozenset(["R", "Z", "N", "Q", "C"])

@@ -1,8 +1,9 @@
 r"""Rewriting with identities, until what is transcendental stands in atoms that can be taken for independent variables.
 
-Powers with symbolic exponents become products of atoms ("f", "E", m) = e^m, ("f", "EI", m) = e^(im), ("f", "P", b, m) = b^m over monomials m;
-circular functions become exponentials, logarithms of products become sums over primes and symbols, factorials (n + c)! become n! times
-factors. Two expressions whose normal forms agree for all values of the atoms are equal; the converse does not hold and is not used.
+Powers with symbolic exponents become products of atoms over monomials m: ("f", "E", m) = e^m, ("f", "EI", m) = e^(im) and
+("f", "P", b, m) = b^m; circular functions become exponentials, logarithms of products become sums over primes and
+symbols, factorials (n + c)! become n! times factors. Two expressions whose
+normal forms agree for all values of the atoms are equal; the converse does not hold and is not used.
 """
 
 from fractions import Fraction

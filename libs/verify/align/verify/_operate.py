@@ -41,7 +41,19 @@ def repeating(text: str, block: str):
 
 
 def in_base(digits: str, base_text: str):
-    words = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12, "sixteen": 16}
+    words = {
+        "two": 2,
+        "three": 3,
+        "four": 4,
+        "five": 5,
+        "six": 6,
+        "seven": 7,
+        "eight": 8,
+        "nine": 9,
+        "ten": 10,
+        "twelve": 12,
+        "sixteen": 16,
+    }
     base = words.get(base_text.lower()) or (int(base_text) if base_text.isdigit() and len(base_text) < 3 else 0)
     if not 2 <= base <= 36 or "." in digits or len(digits) > 400:
         raise Unreadable(f"base {base_text}")
@@ -159,6 +171,8 @@ def raised(base, exponent):
 
 
 def applied(name: str, arguments: list, base):
+    if not arguments:
+        raise Unreadable(f"{name} of nothing")
     if name in ("lg", "log") or (name == "ln" and base is not None):
         base = base if base is not None else ("q", 10)
         if base == tree.E:

@@ -99,7 +99,9 @@ def _words(text: str, source: str, trouble: Unreadable) -> Value:
 
 
 def _meaningful(word: str) -> bool:
-    return word in names.FUNCTIONS or word in names.WORD_FUNCTIONS or word in names.GREEK or word in units.BARE or word.lower() == "infinity"
+    return (
+        word in names.FUNCTIONS or word in names.WORD_FUNCTIONS or word in names.GREEK or word in units.BARE or word.lower() == "infinity"
+    )
 
 
 class _Reader:
@@ -116,7 +118,9 @@ class _Reader:
             raise Unreadable("words")
         if all(token.kind in ("text", "word") or token.value in ",.-'" for token in tokens):
             raise_words = [token.value for token in tokens if token.kind != "op"]
-            if not all(word in names.FUNCTIONS or word in names.GREEK or len(word) <= 3 or word.lower().startswith("inf") for word in raise_words):
+            if not all(
+                word in names.FUNCTIONS or word in names.GREEK or len(word) <= 3 or word.lower().startswith("inf") for word in raise_words
+            ):
                 raise Unreadable("words")
             if any(token.kind == "text" and token.value not in names.JOINERS for token in tokens):
                 raise Unreadable("words")
@@ -165,16 +169,15 @@ def _split(tokens: list[Token]) -> tuple[list[list[Token]], str]:
             elif value in (")", "]", "}", "rangle", "rfloor", "rceil") or value.startswith("end:"):
                 depth -= 1
         joins = (kind in ("text", "word") and value.lower().strip(" ,") in ("and", "or", "")) or (kind == "cmd" and value in ("and", "or"))
-        if depth == 0 and (joins or kind == "op" and value in ",;"):
+        if depth == 0 and (joins or (kind == "op" and value in ",;")):
             word = value.lower().strip(" ,")
             joined = word if word in ("and", "or") else joined
             if not separated:
                 parts.append([])
             separated = True
             continue
-        if kind == "op" and value == "$" or kind == "text" and separated and value.lower().rstrip(":") in names.LEADS:
-            if value != "$":
-                continue
+        if kind == "text" and separated and value.lower().rstrip(":") in names.LEADS:
+            continue
         parts[-1].append(token)
         separated = False
     if not parts[-1]:
@@ -248,8 +251,8 @@ def _unit(grammar: Grammar):
     words = []
     while True:
         token = grammar.peek()
-        if token.kind == "text" and token.value.lower() not in names.JOINERS or token.kind == "word" and (
-            token.value in units.BARE or (words and token.value not in names.RELATIONS)
+        if (token.kind == "text" and token.value.lower() not in names.JOINERS) or (
+            token.kind == "word" and (token.value in units.BARE or (words and token.value not in names.RELATIONS))
         ):
             words.append(token.value)
         elif words and token.kind == "op" and token.value == "^" and grammar.peek(1).kind == "num":
@@ -349,7 +352,7 @@ def _name(side: Value) -> str | None:
 def _recurs(left: Value, right: Value) -> bool:
     if left.node is None or right.node is None:
         return False
-    return left.node[0] == "s" and left.node[1] in tree.symbols(right.node) or tree.contains(right.node, left.node)
+    return (left.node[0] == "s" and left.node[1] in tree.symbols(right.node)) or tree.contains(right.node, left.node)
 
 
 def normalise(text: str) -> str:

@@ -1,6 +1,7 @@
 """Equations and inequalities: as polynomials up to a factor, and as the real sets that they describe."""
 
 from fractions import Fraction
+from itertools import pairwise
 
 from align.verify import _tree as tree
 from align.verify._budget import Budget
@@ -22,12 +23,12 @@ def same_equation(a: tuple, b: tuple, budget: Budget) -> bool | None:
     """Whether two equations (or chains of them) are one up to non-zero factors and order; a tautology equals only its own sides."""
     if len(a) != len(b):
         return False
-    if all(same(x, y, budget) for x, y in zip(a, b)):
+    if all(same(x, y, budget) for x, y in zip(a, b, strict=True)):
         return True
-    left = [tree.add(x, tree.neg(y)) for x, y in zip(a, a[1:])]
-    right = [tree.add(x, tree.neg(y)) for x, y in zip(b, b[1:])]
+    left = [tree.add(x, tree.neg(y)) for x, y in pairwise(a)]
+    right = [tree.add(x, tree.neg(y)) for x, y in pairwise(b)]
     if not (_varies(left) and _varies(right)):
-        pairs = [same(x, y, budget) for x, y in zip(a, b)]
+        pairs = [same(x, y, budget) for x, y in zip(a, b, strict=True)]
         return None if None in pairs and False not in pairs else all(pairs)
     undecided = False
     for x in left:
@@ -65,7 +66,7 @@ def proportion(x: Node, y: Node, budget: Budget) -> tuple[Node, bool | None]:
 def links(value: Value) -> list[tuple[Node, str]]:
     """An inequality as (difference, sign) pairs with signs among >, >=, !=."""
     result = []
-    for left, relation, right in zip(value.items, value.info, value.items[1:]):
+    for left, relation, right in zip(value.items, value.info, value.items[1:], strict=False):
         if relation in ("<", "<="):
             left, right, relation = right, left, _FLIP[relation]
         result.append((tree.add(left, tree.neg(right)), relation))
@@ -74,7 +75,7 @@ def links(value: Value) -> list[tuple[Node, str]]:
 
 def same_inequality(a: Value, b: Value, budget: Budget) -> bool | None:
     """Whether two inequalities (or chains) have the same links up to positive factors and order."""
-    if a.info == b.info and len(a.items) == len(b.items) and all(same(x, y, budget) for x, y in zip(a.items, b.items)):
+    if a.info == b.info and len(a.items) == len(b.items) and all(same(x, y, budget) for x, y in zip(a.items, b.items, strict=True)):
         return True
     left, right = links(a), links(b)
     if len(left) != len(right):
@@ -86,7 +87,7 @@ def same_inequality(a: Value, b: Value, budget: Budget) -> bool | None:
                 continue
             factor, found = proportion(difference, other, budget)
             direction = sign(factor, budget) if found else None
-            if found and (direction == 1 or relation in ("!=", "=") and direction):
+            if found and (direction == 1 or (relation in ("!=", "=") and direction)):
                 del right[k]
                 break
             undecided |= found is None or (found and direction is None)
@@ -100,9 +101,26 @@ def bound(difference: Node, name: str, budget: Budget) -> tuple[Node, int] | Non
     symbol = ("s", name)
     if tree.symbols(difference) != {name}:
         return None
+    direct = _direct(difference, symbol)
+    if direct:
+        return direct
     at_zero = substitute(difference, symbol, tree.ZERO)
     slope = tree.add(substitute(difference, symbol, tree.ONE), tree.neg(at_zero))
     direction = sign(slope, budget)
     if not direction or not same(difference, tree.add(at_zero, tree.mul(slope, symbol)), budget):
         return None
     return tree.div(tree.neg(at_zero), slope), direction
+
+
+def _direct(difference: Node, symbol: Node) -> tuple[Node, int] | None:
+    """`bound` of q·x + c, read off."""
+    terms = difference[1:] if difference[0] == "+" else (difference,)
+    varying = [term for term in terms if tree.symbols(term)]
+    if len(varying) != 1:
+        return None
+    term = varying[0]
+    slope = 1 if term == symbol else term[1][1] if term[0] == "*" and len(term) == 3 and term[1][0] == "q" and term[2] == symbol else None
+    if slope is None:
+        return None
+    rest = tree.add(*(part for part in terms if part is not term))
+    return tree.mul(rest, tree.rational(Fraction(-1) / slope)), 1 if slope > 0 else -1

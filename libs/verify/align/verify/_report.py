@@ -14,6 +14,7 @@ REASONS = {
     "unreadable_gold": "the gold cannot be read: leave this row out, or repair it",
     "undecided": "neither a proof nor a refutation was found; counts as wrong",
     "undecided_budget": "the answer is too large to be looked at; counts as wrong",
+    "error": "the judge failed on this input, which is a bug of it; counts as wrong",
 }
 
 

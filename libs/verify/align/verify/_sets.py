@@ -32,7 +32,7 @@ def real_set(value: Value, budget: Budget) -> list[Piece] | None:
     if info == "finite":
         return _points(value.items, budget)
     if info == "all":
-        return [_LINE] if value.name == "R" or value.sides == ("R",) else None
+        return [_LINE] if value.sides == ("R",) else None
     if isinstance(info, tuple):
         return _builder(value, budget)
     left, right = (real_set(item, budget) for item in value.items)
@@ -48,7 +48,7 @@ def same_sets(a: list[Piece], b: list[Piece], budget: Budget) -> bool | None:
     if len(a) != len(b):
         return False
     try:
-        for (low, closed, high, shut), (low2, closed2, high2, shut2) in zip(a, b):
+        for (low, closed, high, shut), (low2, closed2, high2, shut2) in zip(a, b, strict=True):
             if closed != closed2 or shut != shut2 or _order(low, low2, budget) or _order(high, high2, budget):
                 return False
     except Undecided:
@@ -103,7 +103,7 @@ def _merged(pieces: list[Piece], budget: Budget) -> list[Piece]:
         if result:
             before = result[-1]
             gap = _order(before[2], low, budget)
-            if gap > 0 or gap == 0 and (before[3] or closed):
+            if gap > 0 or (gap == 0 and (before[3] or closed)):
                 order = _order(before[2], high, budget)
                 end = before[2:] if order > 0 else (high, shut) if order < 0 else (high, shut or before[3])
                 result[-1] = (before[0], before[1] or (closed and _order(before[0], low, budget) == 0), *end)
@@ -114,7 +114,7 @@ def _merged(pieces: list[Piece], budget: Budget) -> list[Piece]:
 
 def _before(a: Piece, b: Piece, budget: Budget) -> bool:
     order = _order(a[0], b[0], budget)
-    return order < 0 or order == 0 and a[1] and not b[1]
+    return order < 0 or (order == 0 and a[1] and not b[1])
 
 
 def _complement(pieces: list[Piece], budget: Budget) -> list[Piece]:

@@ -100,7 +100,7 @@ def add(*terms: Node) -> Node:
                 _bounded(constant)
             elif part == UNDEF:
                 return UNDEF
-            elif part == INF or part == NEG_INF:
+            elif part in (INF, NEG_INF):
                 sign = 1 if part == INF else -1
                 if infinite == -sign:
                     return UNDEF
@@ -135,7 +135,7 @@ def mul(*factors: Node) -> Node:
     if len(rest) > MAX_TERMS:
         raise OverBudget
     if INF in rest:
-        if constant == 0 or len(rest) > 1 and any(part != INF for part in rest):
+        if constant == 0 or (len(rest) > 1 and any(part != INF for part in rest)):
             return UNDEF
         return INF if constant > 0 else NEG_INF
     if not rest or constant == 0:

@@ -28,11 +28,16 @@ def _define(dimension: str, entries: str) -> None:
             _TABLE[name] = (dimension, Fraction(scale.strip()))
 
 
-_define("length", "m meter metre=1;km kilometer kilometre=1000;cm centimeter centimetre=1/100;mm millimeter millimetre=1/1000;"
-        "dm decimeter=1/10;nm nanometer=1/1000000000;in inch inche=127/5000;ft foot feet=381/1250;yd yard=1143/1250;mi mile=201168/125")
+_define(
+    "length",
+    "m meter metre=1;km kilometer kilometre=1000;cm centimeter centimetre=1/100;mm millimeter millimetre=1/1000;"
+    "dm decimeter=1/10;nm nanometer=1/1000000000;in inch inche=127/5000;ft foot feet=381/1250;yd yard=1143/1250;mi mile=201168/125",
+)
 _define("mass", "g gram=1;kg kilogram=1000;mg milligram=1/1000;lb lbs pound=45359237/100000;oz ounce=45359237/1600000;ton tonne=1000000")
 _define("time", "s sec second=1;min minute=60;h hr hour=3600;day=86400;week=604800;ms millisecond=1/1000;month=2629746;year yr=31556952")
-_define("volume", "L liter litre=1;mL ml milliliter=1/1000;gallon gal=473176473/125000000;quart=473176473/500000000;cup=473176473/2000000000")
+_define(
+    "volume", "L liter litre=1;mL ml milliliter=1/1000;gallon gal=473176473/125000000;quart=473176473/500000000;cup=473176473/2000000000"
+)
 _define("dollar", "dollar $ usd USD buck=1;cent=1/100")
 _define("euro", "euro=1")
 _define("sterling", "sterling=1;pence=1/100")
@@ -53,7 +58,11 @@ _define("current", "A ampere amp=1")
 _define("voltage", "V volt=1")
 _define("frequency", "Hz hertz=1;kHz=1000;MHz=1000000")
 
-BARE = frozenset(name for name in _TABLE if len(name) > 1 and name not in ("in", "day", "min", "deg", "ms", "gal")) | {"miles", "hours", "deg"}
+BARE = frozenset(name for name in _TABLE if len(name) > 1 and name not in ("in", "day", "min", "deg", "ms", "gal")) | {
+    "miles",
+    "hours",
+    "deg",
+}
 """Words that name a unit even outside of \\text."""
 
 _WORD = re.compile(r"[A-Za-z$]+|\^\{?-?[0-9]+\}?|/")

@@ -11,7 +11,8 @@ class Value:
     items: the members of a tuple, list or set; the rows of a matrix, each a tuple of values; the sides of an equation or inequality; the
         operands of a union, intersection or difference.
     info: brackets of a tuple or interval; relation signs; "finite", "union", "cap", "minus", "builder", "all" of a set; letter, words.
-    name: what stands on the left of an assignment or of a membership sign; `sides` then holds all sides, left to right.
+    name: what stands on the left of an assignment or of a membership sign; `sides` then holds all sides, left to right
+        (of a number set, its letter).
     unit: a `Unit`, or None.
     source: the text that was read, without styling; two texts are compared by it.
     """
@@ -44,3 +45,10 @@ class Value:
 def of_node(node: Node, **fields) -> Value:
     """A number, or an expression when it holds symbols."""
     return Value("expression" if symbols(node) else "number", node, **fields)
+
+
+def number_set(letter: str) -> Value:
+    """ℝ, ℤ, ℕ, ℚ or ℂ."""
+    value = Value("set", info="all")
+    value.sides = (letter,)
+    return value

@@ -1,0 +1,96 @@
+r"""Planted faults: each changes one place of the judge, and the questions of `verify_questions` must notice every one."""
+# ruff: noqa: E501 (literals that are long)
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from align.verify import parse
+
+PACKAGE = Path(parse.__code__.co_filename).parent
+QUESTIONS = Path(__file__).parent / "verify_questions.py"
+
+MUTANTS = [
+    ("_decide.py", "return x == y", "return abs(x - y) < 1e-6"),
+    ("_compare.py", "if decimal[2] >= 6 and", "if decimal[2] >= 1 and"),
+    ("_compare.py", "room = decimal[3] / 2 if", "room = decimal[3] * 20 if"),
+    ("_compare.py", "if units.conflict(a.unit, b.unit):\n            return False", "if units.conflict(a.unit, b.unit):\n            pass"),
+    ("_compare.py", "a.unit.scale != b.unit.scale", "False"),
+    ("_compare.py", "tree.rational(Fraction(1, 100))", "tree.rational(Fraction(1, 10))"),
+    ("_compare.py", "if _is(a, unit) != _is(b, unit):", "if True:"),
+    ("_compare.py", "_all([_cover(a, b, budget), _cover(b, a, budget)])", "_cover(a, b, budget)"),
+    ("_compare.py", "_all([_cover(a, b, budget), _cover(b, a, budget)])", "_cover(b, a, budget)"),
+    ("_compare.py", "if len(a) == len(b) else False", "if True else False"),
+    ("_compare.py", "return _in_order(a.items, b.items, budget) if a.info == b.info else False", "return _in_order(a.items, b.items, budget)"),
+    ("_compare.py", "if a.name and b.name and _base_name(a.name) != _base_name(b.name):", "if False:"),
+    ("_compare.py", "if not (_consistent(a, budget) and _consistent(b, budget)):", "if False:"),
+    ("_compare.py", "return a.info[:2] == b.info[:2] and", "return a.info[:1] == b.info[:1] and"),
+    ("_compare.py", "products = [same(", "products = [True or same("),
+    ("_compare.py", "return a.sides == b.sides", "return True"),
+    ("_compare.py", "plain = (b if a.kind == \"tuple\" else a).info == \",\" and other.info == \"()\"", "plain = True"),
+    ("_compare.py", "if a.kind == \"text\" or b.kind == \"text\":\n        return _text(a) == _text(b)", "if a.kind == \"text\" or b.kind == \"text\":\n        return sorted(_text(a)) == sorted(_text(b))"),
+    ("_relations.py", "if found and factor != tree.ZERO:", "if True:"),
+    ("_relations.py", "return all(tree.symbols(difference) for difference in differences)", "return False"),
+    ("_relations.py", "if relation != other_relation:", "if False:"),
+    ("_relations.py", "direction == 1 or", "direction or"),
+    ("_relations.py", "left, right, relation = right, left, _FLIP[relation]", "relation = _FLIP[relation]"),
+    ("_relations.py", "1 if slope > 0 else -1", "1"),
+    ("_sets.py", "if closed != closed2 or shut != shut2 or", "if"),
+    ("_sets.py", "if gap > 0 or (gap == 0 and (before[3] or closed)):", "if gap >= 0:"),
+    ("_sets.py", "low, closed = piece[2], not piece[3]", "low, closed = piece[2], piece[3]"),
+    ("_sets.py", "start = (low, closed) if order > 0 else (low2, closed2) if order < 0", "start = (low, closed) if order < 0 else (low2, closed2) if order > 0"),
+    ("_sets.py", "if relation == \"!=\":", "if relation == \"?\":"),
+    ("_decide.py", "if found is False and pure:\n        return False", "if found is False:\n        return False"),
+    ("_decide.py", "patterns = [[False] * count, [True] * count]\n    patterns += [[k == j for k in range(count)] for j in range(count)] if 1 < count <= 4 else []\n    while len(patterns) < _TRIALS:\n        patterns.append([bool(noise.next() & 1) for _ in range(count)])", "patterns = [[False] * count] * _TRIALS"),
+    ("_decide.py", "if found and names and _stepwise(difference):", "if False:"),
+    ("_decide.py", "if refuted:\n                return False", "if not refuted:\n                return True"),
+    ("_decide.py", "_infinite(a) or _infinite(b):\n        return False", "_infinite(a) or _infinite(b):\n        return True"),
+    ("_decide.py", "if imaginary is None and low > 0:", "if imaginary is None and low >= -8:"),
+    ("_decide.py", "if max(-low, high) <= limit:", "if min(-low, high) <= limit:"),
+    ("_modular.py", "if evaluate(a, prime, point, noise, budget) != evaluate(b, prime, point, noise, budget):", "if False:"),
+    ("_modular.py", "point[node] = noise.next() % (p - 2) + 2", "point[node] = 1"),
+    ("_modular.py", "prime = noise.prime()", "prime = 2305843009213693951"),
+    ("_ball.py", "return (degree - 1) * max(upper, 0.0) + max(lower, 0.0) + 2", "return 20.0"),
+    ("_ball.py", "if a > 0 or b < 0 or", "if"),
+    ("_ball.py", "return a - f, b - e, c + g, d + h, upper, lower", "return a + e, b + f, c + g, d + h, upper, lower"),
+    ("_ball.py", "if a < 0 < b:\n            a, b = 0, max(-a, b)\n            return a, b, None, None, upper, lower\n        return *_absolute(a, b)", "return *(a, b)"),
+    ("_normal.py", "half_i = mul(tree.rational(Fraction(-1, 2)), tree.I)", "half_i = mul(tree.rational(Fraction(1, 2)), tree.I)"),
+    ("_normal.py", "r = 2 - r if r > 1 else r", "r = r - 1 if r > 1 else r"),
+    ("_normal.py", "for k in range(1, shift + 1):", "for k in range(1, shift):"),
+    ("_tree.py", "return UNDEF if b == 0 or base in (INF, NEG_INF) else ONE", "return ONE"),
+    ("_tree.py", "return ZERO if n > 0 else UNDEF", "return ZERO"),
+    ("_tree.py", "if infinite == -sign:\n                    return UNDEF", "if infinite == -sign:\n                    return ZERO"),
+    ("_operate.py", "base = words.get(base_text.lower()) or (int(base_text) if base_text.isdigit() and len(base_text) < 3 else 0)", "base = 10"),
+    ("_operate.py", "tail = Fraction(int(block), (10 ** len(block) - 1) * 10**places)", "tail = Fraction(int(block), 10 ** len(block) * 10**places)"),
+    ("_grammar.py", "if a.__class__ is int and b.__class__ is int and 0 < a < b:", "if False:"),
+    ("_grammar.py", "return operand if sign > 0 else op.negative(operand)", "return operand"),
+    ("_units.py", "return a.known and b.known and a.dimensions != b.dimensions", "return a.dimensions != b.dimensions"),
+    ("_extract.py", "if stop < 0:\n        return Extraction(None, \"boxed\"", "if stop < -9:\n        return Extraction(None, \"boxed\""),
+    ("_extract.py", "if not all(parts):", "if not any(parts):"),
+    ("_extract.py", "text = text[close + 8 :]", "pass"),
+]  # fmt: skip
+
+
+def survives(mutant, directory: Path) -> bool:
+    name, old, new = mutant
+    package = directory / "align" / "verify"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    source = (package / name).read_text(encoding="utf-8")
+    assert source.count(old) >= 1, f"{name} no longer holds {old!r}: bring the mutant up to date"
+    (package / name).write_text(source.replace(old, new, 1), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(directory)}
+    return not subprocess.run([sys.executable, str(QUESTIONS)], env=environment, capture_output=True, timeout=300, check=False).returncode
+
+
+def test_the_judge_itself_answers_every_question(tmp_path):
+    assert survives(("__init__.py", '"""', '"""'), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(MUTANTS)))
+def test_every_mutant_is_killed(index, tmp_path):
+    assert not survives(MUTANTS[index], tmp_path), MUTANTS[index]
