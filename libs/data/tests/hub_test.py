@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from align.data import DataError, Hub, HubError
-from align.data._http import asked_wait, origin
+from align.data._http import Client, asked_wait, origin
 from align.data._hub import split_lines, unzip
 
 REPO, COMMIT, TOKEN = "org/name", "c0ffee" + "0" * 34, "hf_secret"
@@ -81,7 +81,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.entry = {"role": self.role, "path": self.path, "token": "Authorization" in self.headers, "sent": 0}
-        self.entry["range"] = self.headers.get("Range")
+        self.entry |= {"range": self.headers.get("Range"), "if_range": self.headers.get("If-Range")}
         self.hub.log.append(self.entry)
         path = self.path.partition("?")[0]
         what = "api" if path.startswith("/api/") else self.role
@@ -255,6 +255,8 @@ def test_drops_are_gone_on_with_at_the_byte(server, hub):
     assert server.sent() == len(LARGE)
     ranges = [entry["range"] for entry in server.log if entry["role"] == "storage"]
     assert ranges == [None, "bytes=10000-", "bytes=10001-", "bytes=10001-", "bytes=60001-"]
+    etag = f'"v1-{len(LARGE)}"'
+    assert [entry["if_range"] for entry in server.log if entry["role"] == "storage"] == [None, etag, etag, etag, etag]
     assert hub.waits == [1, 1, 2, 1]  # the count begins again after progress
 
 
@@ -452,6 +454,12 @@ def test_gzip_members_in_any_parts_and_every_cut_is_seen(members, size):
     for cut in range(1, last - 1):
         with pytest.raises(HubError, match="x: the gzip stream ends in the middle"):
             list(unzip(parts(content[:-cut]), "x"))
+
+
+@pytest.mark.parametrize("location", ["http://host/y", "", "file:///etc/passwd", "ftp://host/y"])
+def test_a_redirect_to_less_than_it_was_is_refused(location):
+    with pytest.raises(HubError, match=r"https://host/x: redirects to .* which is not followed"):
+        Client("https://host")._next("https://host/x?signature=secret", location)
 
 
 def test_addresses_and_settings(monkeypatch, tmp_path):
