@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from align.optim8bit import AdamW8bit, quant
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from align.optim8bit import AdamW8bit, NonFiniteGradient, OptimizerError, _noise, _torch_backend, block_for, merge_state_dicts, quant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from align.optim8bit import AdamW8bit, NonFiniteGradient, OptimizerError, _noise, _torch_backend, block_for, merge_state_dicts, quant
 
 
 def generator(seed: int) -> torch.Generator:
@@ -283,6 +284,7 @@ def test_state_of_rows_loads_where_rows_are_needed_and_merges():
         return part
 
     assert_same_state(merge_state_dicts([rows(0.5, 1), rows(0, 0.25), rows(0.25, 0.5), rows(0, 0.25)]), full)
+    assert_same_state(merge_state_dicts([full, rows(0, 0.5)]), full)
     with pytest.raises(OptimizerError, match=r"state of wide: rows 2:8 are in none of the 2 states"):
         merge_state_dicts([rows(0.5, 1), rows(0, 0.25)])
     with pytest.raises(OptimizerError, match=r"state of wide holds rows 4:8, rank needs 0:8"):
@@ -441,6 +443,26 @@ def test_noise_is_uncorrelated_between_neighbours_steps_parameters_and_seeds():
     for a, b in pairs:
         assert abs((a * b).mean() * 12) < bound * (n / len(a)) ** 0.5
         assert abs((a.square() - 1 / 12) @ (b.square() - 1 / 12) / len(a) * 180) < bound * (n / len(a)) ** 0.5
+
+
+@pytest.mark.parametrize("shapes", [[(64, 64)], [(64, 64), (3,), (70, 64)]])
+def test_noise_depends_on_name_seed_and_step(shapes):
+    """Equal parameters and gradients are rounded alike only under the same name and seed, alone or among others."""
+
+    def rounded(name, seed, steps=1):
+        ps = [parameter(*shape, seed=i, dtype=torch.bfloat16) for i, shape in enumerate(shapes)]
+        optimizer = AdamW8bit([(f"{name}{i}", p) for i, p in enumerate(ps)], lr=1e-4, seed=seed)
+        for _ in range(steps):
+            for i, p in enumerate(ps):
+                p.data.copy_(parameter(*shapes[i], seed=i, dtype=torch.bfloat16))
+                p.grad = gradient(p, i)
+            optimizer.step()  # constant gradients: the same update, but for the codes' rounding
+        return torch.cat([p.detach().float().flatten() for p in ps])
+
+    base = rounded("w", 0)
+    assert torch.equal(base, rounded("w", 0))
+    for other in (rounded("v", 0), rounded("w", 1), rounded("w", 0, 2)):
+        assert 0.01 < (other != base).double().mean() < 0.6
 
 
 @given(st.floats(-(2.0**100), 2.0**100, width=32))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import requires
 import torch
+
 from align.optim8bit import AdamW8bit
 
 pytestmark = pytest.mark.gpu

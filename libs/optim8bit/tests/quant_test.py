@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
-from align.optim8bit import OptimizerError, quant
 from hypothesis import given
 from hypothesis import strategies as st
+
+from align.optim8bit import OptimizerError, quant
 
 # sha256 of bitsandbytes 0.50.2's create_dynamic_map(signed) as little-endian fp32 (torch 2.13.0, x86-64 with FMA).
 BITSANDBYTES = {

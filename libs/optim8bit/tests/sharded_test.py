@@ -12,6 +12,7 @@ import traceback
 import pytest
 import torch
 import torch.distributed as dist
+
 from align.optim8bit import AdamW8bit, OptimizerError, merge_state_dicts
 
 SHAPES = {"even": (8, 128), "uneven": (5, 64), "one_row": (1, 4096), "odd": (7, 33), "bias": (9,), "short": (1,), "big": (66, 256)}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from align.optim8bit import AdamW8bit, OptimizerError, quant
 
 # Rows of whole chunks, of part of one, of several; blocks 2048, 64, 256, 2048, 512; fp32 state: odd, 1-D, 0-d, empty.
@@ -154,7 +155,7 @@ def scenario_noise_counts_from_the_full_parameter():
 
 
 def scenario_state_moves_between_backends():
-    made = pair(torch.bfloat16)
+    made = pair(torch.bfloat16, {"narrow": (65, 64), "odd": (50, 90), "scalar": ()})
     step(made, 0)
     (_, one), (_, two) = made
     two.load_state_dict(copy.deepcopy(one.state_dict()))
@@ -224,6 +225,7 @@ def sass(kernel, pointers, constants, warps, unaligned=()):
 
 def compile_all() -> None:
     import triton.language as tl
+
     from align.optim8bit import _kernels, _triton_backend
 
     tables = {"chunk_member": "*i16", "records": "*i64"}
@@ -233,14 +235,11 @@ def compile_all() -> None:
     constants = {"M_SHIFT": 17, "V_SHIFT": 16, "CHUNK": tuning.chunk, "BLOCK": 2048, "PARAM": tl.bfloat16, "GRAD": tl.bfloat16}
     constants |= {"STOCHASTIC": True, "EVEN": True, "ALIGN": 16, "SHARED_MAPS": tuning.shared_maps, "IEEE": False}
     report = {}
-    for name, changes in {"fast": {}, "ragged": {"EVEN": False}}.items():
-        opcodes, registers, stack = sass(_kernels.adam8, eight, constants | changes, tuning.warps, ("m_codes", "v_codes"))
-        memory = [o for o in opcodes if o.startswith(("LDG", "STG", "LDL", "STL"))]
-        report[name] = [len(opcodes) * tuning.warps * 32 / tuning.chunk, registers, stack, memory]
-    small = {"CHUNK": 1024, "PARAM": tl.float32, "GRAD": tl.float32, "STOCHASTIC": False, "IEEE": False}
-    report["adam32"] = sass(_kernels.adam32, tables | {"m_state": "*fp32", "v_state": "*fp32"}, small, 4)[1:]
+    opcodes, registers, stack = sass(_kernels.adam8, eight, constants, tuning.warps, ("m_codes", "v_codes"))
+    memory = [o for o in opcodes if o.startswith(("LDG", "STG", "LDL", "STL"))]
+    report["adam8"] = [len(opcodes) * tuning.warps * 32 / tuning.chunk, registers, stack, memory]
     norm = {"CHUNK": 2048, "UNROLL": 4, "GRAD": tl.bfloat16, "EVEN": True, "ALIGN": 16}
-    report["square_sums"] = sass(_kernels.square_sums, tables | {"sums": "*fp32"}, norm, 4)[1:]
+    report["square_sums"] = sass(_kernels.square_sums, tables | {"sums": "*fp64"}, norm, 4)[1:]
     print(json.dumps(report))
 
 
@@ -264,13 +263,11 @@ def test_interpreter(reports, name):
 def test_compiles_to_sm_90_within_the_instruction_budget(tmp_path):
     """At 10 bytes an element the H200 can issue 69 to 78 instructions an element in the time of the traffic; vectors are whole."""
     report = json.loads(run("compile", "0", tmp_path))
-    per_element, registers, stack, memory = report["fast"]
+    per_element, registers, stack, memory = report["adam8"]
     assert per_element <= 58 and registers <= 128 and stack == 0
     assert memory.count("LDG.E.128") == 8 and memory.count("STG.E.128") == 4  # bf16: 32 values a thread in vectors of 8
     assert memory.count("STG.E.64") == 8 and not any("U16" in o and "STG" in o for o in memory)  # codes: vectors of 8
-    per_element, _, stack, memory = report["ragged"]
-    assert per_element <= 60 and stack == 0 and memory.count("LDG.E.128") == 8
-    assert report["adam32"][1] == report["square_sums"][1] == 0
+    assert report["square_sums"][1] == 0
 
 
 def test_the_backend_needs_cuda_or_the_interpreter(monkeypatch):

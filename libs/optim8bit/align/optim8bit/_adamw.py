@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+
 from align.optim8bit import _layout, _noise, _state, _torch_backend, quant
 from align.optim8bit._layout import Bucket, Groups, Member
 from align.optim8bit._torch_backend import Hyper

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
 from align.optim8bit import _noise
 from align.optim8bit.quant import MIN_BLOCK, ZERO_CODE, OptimizerError
 

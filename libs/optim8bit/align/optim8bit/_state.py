@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+
 from align.optim8bit._layout import Bucket, Member
 from align.optim8bit.quant import OptimizerError, map_digest
 

@@ -8,6 +8,7 @@ after another in the bucket's state, so that a model of many small tensors costs
 from dataclasses import dataclass
 
 import torch
+
 from align.optim8bit import _noise, quant
 from align.optim8bit._layout import Bucket, Member, local
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import triton.language as tl  # type: ignore[import-untyped]
+
 from align.optim8bit import _kernels, _noise, quant
 from align.optim8bit._layout import Bucket, Member, local
 from align.optim8bit._torch_backend import Hyper

@@ -13,6 +13,7 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
+
 from align.optim8bit import _maps
 
 MIN_BLOCK, MAX_BLOCK = 64, 4096
