@@ -148,6 +148,8 @@ def sft(call: Invocation[SftConfig]) -> int:
     # Preflight: does it fit?
     device = pick_device(config.model, model_config, planning=call.dry_run)
     run_dir = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("sft-%Y%m%d-%H%M%S")
+    # Packed documents are attended to in rows of their own, where that pads to at most 2.5 times the tokens (align.model).
+    padding = min(max(float(encoded.lengths.max() / encoded.lengths.mean()), 1.0), 2.5) if config.data.packing else 1.0
     projection = project_run(
         model_config,
         device=device,
@@ -158,6 +160,8 @@ def sft(call: Invocation[SftConfig]) -> int:
         accumulation=config.train.global_batch // config.train.micro_batch,
         trained_share=encoded.trained_tokens / encoded.tokens,
         forward_impl="cpu_per_document" if config.data.packing else "sdpa_causal",
+        padding=padding,
+        save_mode="stream",
         checkpoints_kept=config.checkpoint.keep,
     )
     if call.dry_run:
@@ -206,7 +210,11 @@ def sft(call: Invocation[SftConfig]) -> int:
         progress=Progress(config.train.max_steps, every=config.train.log_every, stream=sys.stderr),
         may_change=MAY_CHANGE,
     )
-    result = trainer.fit(resume=checkpoint or call.resume, allow_change=call.allow_change)
+    try:
+        result = trainer.fit(resume=checkpoint or call.resume, allow_change=call.allow_change)
+    except Exception as error:
+        run.finish("failed", stage="sft", reason=f"{type(error).__name__}: {error}", wall_s=time.perf_counter() - started)
+        raise
     fields: dict[str, Any] = {"stage": "sft", "steps": result.steps, "checkpoint": str(result.checkpoint), "last_loss": result.last_loss}
     if result.status == "stopped":
         run.finish("stopped", **fields, reason=result.reason, wall_s=time.perf_counter() - started)
@@ -216,10 +224,10 @@ def sft(call: Invocation[SftConfig]) -> int:
 
     # Report.
     before, after = (evaluations(run).get(step, {}) for step in (0, result.steps))
-    run.finish(
-        "done", **fields, metrics={"before": before, "after": after}, preflight_ignored=ignored, wall_s=time.perf_counter() - started
-    )
-    report(run, before, after, evaluation.samples, result.checkpoint)
+    then = f"./bazelw run //stages:evaluate -- model.path={result.checkpoint} eval.temperature=1 eval.samples=4"
+    metrics, wall = {"before": before, "after": after}, time.perf_counter() - started
+    run.finish("done", **fields, metrics=metrics, preflight_ignored=ignored, wall_s=wall, next=then)
+    report(run, before, after, evaluation.samples, then)
     return 0
 
 
@@ -336,14 +344,14 @@ def evaluations(run: RunDir) -> dict[int, dict[str, float]]:
     return {line["step"]: {name: value for name, value in line.items() if name not in ("step", "time")} for line in lines}
 
 
-def report(run: RunDir, before: dict[str, float], after: dict[str, float], samples: list[Item], checkpoint: Path | None) -> None:
+def report(run: RunDir, before: dict[str, float], after: dict[str, float], samples: list[Item], then: str) -> None:
     say("")
     for name in after:
         say(f"  {name:<16} {before.get(name, float('nan')):8.3f}  ->  {after[name]:8.3f}")
     for item in samples:
         say(f"\n  {item.prompt}\n  -> {item.output}   [{'right' if item.correct else f'wrong ({item.reason}), wanted {item.gold}'}]")
     say(f"\nreport   {run.path / 'report.html'}")
-    say(f"next     ./bazelw run //stages:evaluate -- model.path={checkpoint} eval.temperature=1 eval.samples=4")
+    say(f"next     {then}")
 
 
 if __name__ == "__main__":

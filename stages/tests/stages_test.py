@@ -1,5 +1,6 @@
 """The stages as a user starts them: what they write, what they refuse, what is shipped with them."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from align.config import load as load_configuration
 from align.data import arithmetic_tokenizer_config, arithmetic_tokenizer_json
 from align.model import ModelConfig, init, load
 from align.tracking import read_history
+from align.tracking._jsonl import Lines
 from align.train import learning_rate, make_optimizer
 
 STAGES = Path(__file__).absolute().parents[1]
@@ -132,6 +134,22 @@ def test_a_signal_stops_with_a_checkpoint_and_exit_code_5(caller):
     result = json.loads((caller / "run/stage_result.json").read_text())
     assert process.returncode == 5 and "--resume" in told
     assert result["status"] == "stopped" and result["reason"] == "SIGTERM" and result["checkpoint"].endswith(f"step-{result['steps']:06d}")
+
+
+def test_a_run_that_breaks_says_so_and_keeps_its_checkpoint(caller, monkeypatch, capsys):
+    """The disk fills up in the middle."""
+    append = Lines.append
+
+    def full(self, record, **more):
+        if record["step"] == 30:
+            raise OSError(errno.ENOSPC, "No space left on device", "history.jsonl")
+        append(self, record, **more)
+
+    monkeypatch.setattr(Lines, "append", full)
+    assert start_sft("run_dir=run", *SHORT, "eval.enabled=false") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert json.loads((caller / "run/stage_result.json").read_text())["status"] == "failed"
+    assert [path.name for path in (caller / "run/checkpoints").iterdir()] == ["step-000020"]
 
 
 @pytest.mark.parametrize(

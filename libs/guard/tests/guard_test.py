@@ -47,6 +47,9 @@ def test_the_seeds_refusal_names_the_files_per_rank_and_they_pass():
         "host memory: the run peaks at 62.6 GiB (interpreter and libraries 22.0 + saving 40.6) and 45.0 must stay free, 107.6 together; "
         "85.0 are available; with train.per_rank_optimizer_state=true (per-rank files) it needs 80.5, which fits")
     assert caught.value.exit_code == 3 and caught.value.check == "host_memory"
+    gather = project(replace(SEED, per_rank_optimizer_state=False))
+    with pytest.raises(Refused, match="no one or two of the settings"):  # a setting that the caller has not is not proposed
+        preflight(gather, available_host_gb=85, mem_floor_gb=45, settings={"optimizer.name"})
     assert preflight(project(SEED), available_host_gb=85, mem_floor_gb=45) == []
 
 

@@ -1,6 +1,6 @@
 """preflight: refuses a run that does not fit, with the figures and the smallest change that would."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 
 from align.guard._project import Projection, project
@@ -33,11 +33,13 @@ def preflight(
     cores: int | None = None,
     disk_queue: int | None = None,
     ignore: Iterable[str] = (),
+    settings: Container[str] | None = None,
 ) -> list[str]:
     """Compares a projection with what the machine has; returns the names of failed checks that `ignore` let pass, for the run's record.
 
     Host memory must hold the peak and `mem_floor_gb` more (None: the smaller of 45 GiB and 20 % of `total_host_gb`, of the
-    available memory where that is not given). Device memory must hold the peak and 3 %. The disk must hold one checkpoint more than are
+    available memory where that is not given). `settings` names the ones that the caller's configuration has, such as train.micro_batch: no
+    other change is proposed; None: all. Device memory must hold the peak and 3 %. The disk must hold one checkpoint more than are
     kept. A load of twice the cores or 64 requests in the disk's queue is too busy. What is None is not checked.
 
     Raises:
@@ -50,8 +52,8 @@ def preflight(
     floor = min(45.0, 0.2 * (total_host_gb or available_host_gb)) if mem_floor_gb is None else mem_floor_gb
     room = free_disk_gb
     refusals = [
-        _host_memory(projection, available_host_gb, floor),
-        None if available_device_gb is None else _device_memory(projection, available_device_gb),
+        _host_memory(projection, available_host_gb, floor, settings),
+        None if available_device_gb is None else _device_memory(projection, available_device_gb, settings),
         None if room is None else _disk(projection, room),
         None if load is None or not cores else _load(load, cores),
         None if disk_queue is None else _queue(disk_queue),
@@ -63,7 +65,7 @@ def preflight(
     return [refusal.check for refusal in failed]
 
 
-def _host_memory(projection: Projection, available: float, floor: float) -> Refused | None:
+def _host_memory(projection: Projection, available: float, floor: float, settings: Container[str] | None) -> Refused | None:
     need = projection.peak_gb + floor
     if need <= available:
         return None
@@ -72,13 +74,13 @@ def _host_memory(projection: Projection, available: float, floor: float) -> Refu
     parts.append(("training", projection.host_run_gb))
     parts.append(("saving", projection.peak_gb - projection.total_gb))
     told = " + ".join(f"{name} {value:.1f}" for name, value in parts if value > 0.05)
-    change = _smallest_change(projection.shape, lambda other: other.peak_gb + floor <= available,
+    change = _smallest_change(projection.shape, settings, lambda other: other.peak_gb + floor <= available,
                               lambda other: f"needs {other.peak_gb + floor:.1f}")
     return Refused("host_memory", f"host memory: the run peaks at {projection.peak_gb:.1f} GiB ({told}) and {floor:.1f} must stay free, "
                                   f"{need:.1f} together; {available:.1f} are available; {change}")
 
 
-def _device_memory(projection: Projection, available: float) -> Refused | None:
+def _device_memory(projection: Projection, available: float, settings: Container[str] | None) -> Refused | None:
     need = projection.device_peak_gb * _DEVICE_MARGIN
     if projection.shape.device == "cpu" or need <= available:
         return None
@@ -87,7 +89,7 @@ def _device_memory(projection: Projection, available: float) -> Refused | None:
         ("weights", projection.weights_gb), ("gradients", projection.grads_gb),
         ("optimizer state", projection.device_optimizer_state_gb_per_rank), ("activations", projection.activations_gb),
         ("logits", projection.logits_gb), ("gathered", projection.gathered_gb)) if value > 0.05)
-    change = _smallest_change(projection.shape, lambda other: other.device_peak_gb * _DEVICE_MARGIN <= available,
+    change = _smallest_change(projection.shape, settings, lambda other: other.device_peak_gb * _DEVICE_MARGIN <= available,
                               lambda other: f"peaks at {other.device_peak_gb:.1f}")
     return Refused("device_memory", f"device memory: each rank peaks at {projection.device_peak_gb:.1f} GiB in the {phase} ({told}), "
                                     f"{need:.1f} with a margin of 3 %; {available:.1f} are available; {change}")
@@ -118,10 +120,15 @@ def _queue(queue: int) -> Refused | None:
                                  "or ignore the check disk_queue")
 
 
-def _smallest_change(shape: RunShape, fits: Callable[[Projection], bool], tell: Callable[[Projection], str]) -> str:
+def _smallest_change(
+    shape: RunShape, settings: Container[str] | None, fits: Callable[[Projection], bool], tell: Callable[[Projection], str]
+) -> str:
     """The first change, or pair of changes, in the order of `_changes` after which the run fits, with its figure."""
-    single = list(_changes(shape))
-    pairs = [(f"{first} and {second}", changed) for first, middle in single for second, changed in _changes(middle)
+    def changes(shape: RunShape) -> list[tuple[str, RunShape]]:
+        return [change for change in _changes(shape) if settings is None or _setting(change[0]) in settings]
+
+    single = changes(shape)
+    pairs = [(f"{first} and {second}", changed) for first, middle in single for second, changed in changes(middle)
              if _setting(first) != _setting(second)]
     for text, changed in single + pairs:
         projection = project(changed)
