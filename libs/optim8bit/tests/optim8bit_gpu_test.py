@@ -129,8 +129,8 @@ def test_step_is_near_the_bandwidth():
     optimizer.step()
     (bucket,) = optimizer._buckets
     hyper = optimizer._hyper(optimizer.param_groups[0], 2, 1.0)
-    grads = [m.param.grad for m in bucket.members]
-    step = best(lambda: bucket.backend.update(bucket, bucket.members, grads, hyper))
+    prepared = bucket.backend.prepare(bucket, bucket.members, [m.param.grad for m in bucket.members])
+    step = best(lambda: bucket.backend.update(bucket, prepared, hyper))
     source = torch.empty(32 * 4096 * 4096 * 5, dtype=torch.uint8, device="cuda")  # 5 bytes an element read, 5 written
     target = torch.empty_like(source)
     assert step <= 1.6 * best(lambda: target.copy_(source))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,16 @@ from align.optim8bit.quant import OptimizerError
 
 # Squares of larger gradients overflow the fp32 second moment; a norm above it counts as non-finite.
 MAX_NORM = 1e18
-Live = tuple[Bucket, list[Member], list[torch.Tensor]]  # members with a gradient and the local gradients
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile's and checkpoint_wrapper's parts of a name
+
+
+class Live(NamedTuple):
+    """Members of one bucket with gradients, the same step count and the same shard groups."""
+
+    bucket: Bucket
+    members: list[Member]
+    grads: list[torch.Tensor]  # local parts
+    prepared: Any  # by the bucket's backend
 
 
 class NonFiniteGradient(RuntimeError):
@@ -134,7 +142,7 @@ class AdamW8bit(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 closure()
-        live = [(bucket, *_live(bucket)) for bucket in self._buckets]
+        live = [part for bucket in self._buckets for part in _live(bucket)]
         norm = self._global_norm(live)
         if not norm <= MAX_NORM:
             if self.on_nonfinite == "raise":
@@ -142,24 +150,19 @@ class AdamW8bit(torch.optim.Optimizer):
             self.skipped += 1
             return norm
         scale = 1.0 if self.max_grad_norm is None else min(1.0, self.max_grad_norm / (norm + 1e-6))
-        for bucket, members, grads in live:
-            by_count: dict[int, list[int]] = {}  # one entry but for parameters that had no gradient at times
-            for i, member in enumerate(members):
-                by_count.setdefault(member.step, []).append(i)
-            for count, chosen in by_count.items():
-                some = [members[i] for i in chosen]
-                hyper = self._hyper(self.param_groups[bucket.group], count + 1, scale)
-                bucket.backend.update(bucket, some, [grads[i] for i in chosen], hyper)
-                for member in some:
-                    member.step = count + 1
+        for part in live:
+            count = part.members[0].step + 1
+            part.bucket.backend.update(part.bucket, part.prepared, self._hyper(self.param_groups[part.bucket.group], count, scale))
+            for member in part.members:
+                member.step = count
         return norm
 
     def _hyper(self, group: dict[str, Any], t: int, scale: float) -> Hyper:
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         return Hyper(
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
+            beta1=float(beta1),
+            beta2=float(beta2),
+            eps=float(group["eps"]),
             decay=1.0 - lr * group["weight_decay"],
             step_size=lr / (1.0 - beta1**t),
             root_bias2=(1.0 - beta2**t) ** -0.5,
@@ -172,19 +175,16 @@ class AdamW8bit(torch.optim.Optimizer):
     def _global_norm(self, live: list[Live]) -> float:
         """Sums of squares in float64, one all-reduce of a scalar for every set of shard groups; replicas are counted once."""
         sums: dict[Groups, torch.Tensor] = {}
-        for bucket, members, grads in live:
-            by_groups: dict[Groups, tuple[list[Member], list[torch.Tensor]]] = {
-                m.groups: ([], []) for m in bucket.members
-            }  # all ranks reduce alike
-            for member, grad in zip(members, grads, strict=True):
-                by_groups[member.groups][0].append(member)
-                by_groups[member.groups][1].append(grad)
-            for groups, (some, their_grads) in by_groups.items():
-                part = bucket.backend.square_sum(bucket, some, their_grads)
-                sums[groups] = sums[groups] + part.to(sums[groups].device) if groups in sums else part
-        for groups, total in sums.items():
+        for part in live:
+            square, groups = part.bucket.backend.square_sum(part.bucket, part.prepared), part.members[0].groups
+            sums[groups] = sums[groups] + square.to(sums[groups].device) if groups in sums else square
+        for bucket, member in self._members.values():
+            if member.groups and member.groups not in sums:  # no gradient here: take part in the reduction all the same
+                sums[member.groups] = torch.zeros((), dtype=torch.float64, device=bucket.device)
+        order = dict.fromkeys(member.groups for _, member in self._members.values())  # the same on every rank
+        for groups in order:
             for group in groups:
-                dist.all_reduce(total, group=group)
+                dist.all_reduce(sums[groups], group=group)
         parts = list(sums.values())
         return math.sqrt(sum(torch.stack([p.to(parts[0].device) for p in parts]).tolist())) if parts else 0.0
 
@@ -251,9 +251,9 @@ def _check_hyper(group: dict[str, Any]) -> None:
             raise OptimizerError(f"{name} {value!r} is out of range: lr and weight_decay are at least 0, betas in [0, 1), eps above 0")
 
 
-def _live(bucket: Bucket) -> tuple[list[Member], list[torch.Tensor]]:
-    """The members that have a gradient, and their local gradients."""
-    members, grads = [], []
+def _live(bucket: Bucket) -> list[Live]:
+    """The bucket's members that have a gradient, apart by step count and shard groups: one part but for rare cases."""
+    parts: dict[tuple[int, Groups], tuple[list[Member], list[torch.Tensor]]] = {}
     for member in bucket.members:
         param: Any = member.param  # a DTensor has more than torch.Tensor's type says
         grad = param.grad
@@ -264,11 +264,13 @@ def _live(bucket: Bucket) -> tuple[list[Member], list[torch.Tensor]]:
             raise OptimizerError(f"gradient of {member.name} is placed {places}; reduce it first")
         if grad.is_sparse or grad.device != bucket.device:
             raise OptimizerError(f"gradient of {member.name} is {grad.layout} on {grad.device}; a dense one on {bucket.device} is needed")
+        members, grads = parts.setdefault((member.step, member.groups), ([], []))
         members.append(member)
         grads.append(_layout.local(grad))
-    return members, grads
+    return [Live(bucket, members, grads, bucket.backend.prepare(bucket, members, grads)) for members, grads in parts.values()]
 
 
 def _culprits(live: list[Live]) -> str:
-    names = [m.name for _, members, grads in live for m, g in zip(members, grads, strict=True) if not torch.isfinite(g).all()]
+    pairs = [pair for part in live for pair in zip(part.members, part.grads, strict=True)]
+    names = [member.name for member, grad in pairs if not torch.isfinite(grad).all()]
     return f"non-finite on this rank: {', '.join(names[:3]) or 'none'}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -147,8 +147,21 @@ def _sqrt(v: torch.Tensor) -> torch.Tensor:
     return v.double().sqrt_().float() if v.device.type == "cpu" else v.sqrt()
 
 
-def update(bucket: Bucket, members: list[Member], grads: list[torch.Tensor], hyper: Hyper) -> None:
-    """One AdamW step of `members` (all of `bucket`, same step count) with their local gradients."""
+@dataclass(frozen=True)
+class Prepared:
+    """Members of one bucket and their local gradients, for `square_sum` and then `update`."""
+
+    members: list[Member]
+    grads: list[torch.Tensor]
+
+
+def prepare(bucket: Bucket, members: list[Member], grads: list[torch.Tensor]) -> Prepared:
+    return Prepared(members, grads)
+
+
+def update(bucket: Bucket, prepared: Prepared, hyper: Hyper) -> None:
+    """One AdamW step of the prepared members, which have the same step count."""
+    members, grads = prepared.members, prepared.grads
     names = ("plan", tuple(m.offset for m in members))
     if names not in bucket.scratch:
         bucket.scratch = {names: plan(members, bucket.block)}
@@ -171,9 +184,9 @@ def update(bucket: Bucket, members: list[Member], grads: list[torch.Tensor], hyp
         torch._foreach_copy_(targets, list(torch.split(p, [t.numel() for t in targets])))
 
 
-def square_sum(bucket: Bucket, members: list[Member], grads: list[torch.Tensor]) -> torch.Tensor:
+def square_sum(bucket: Bucket, prepared: Prepared) -> torch.Tensor:
     """Sum of squares of the local gradients, 0-d float64."""
-    grads = [g for g in grads if g.numel()]
+    grads = [g for g in prepared.grads if g.numel()]
     if not grads:
         return torch.zeros((), dtype=torch.float64, device=bucket.device)
     return torch.stack(torch._foreach_norm(grads, 2, torch.float64)).square_().sum()

@@ -89,8 +89,16 @@ def _signed64(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _prepare(bucket: Bucket, members: list[Member], grads: list[torch.Tensor]) -> tuple[Launch, list[torch.Tensor]]:
-    """The launch with up-to-date addresses, and the gradients in one dtype, contiguous; they must live until the kernel is queued."""
+@dataclass(frozen=True)
+class Prepared:
+    """Tables with this step's addresses, and the gradients in one dtype, contiguous: they must live until the kernel is queued."""
+
+    launch: Launch
+    grads: list[torch.Tensor]
+
+
+def prepare(bucket: Bucket, members: list[Member], grads: list[torch.Tensor]) -> Prepared:
+    """Once a step, before the norm, so that nothing but a launch stands between the host synchronisation and the kernel."""
     dtypes = {g.dtype for g in grads}
     dtype = dtypes.pop() if len(dtypes) == 1 and dtypes <= TYPES.keys() else torch.float32
     grads = [g.to(dtype).contiguous() for g in grads]
@@ -101,7 +109,7 @@ def _prepare(bucket: Bucket, members: list[Member], grads: list[torch.Tensor]) -
         rows = [[*addresses[2 * i : 2 * i + 2], *words] for i, words in enumerate(launch.fixed)]
         launch.records = torch.tensor(rows, dtype=torch.int64).to(bucket.device)
         launch.addresses, launch.aligned = addresses, all(a % 16 == 0 for a in addresses)
-    return launch, grads
+    return Prepared(launch, grads)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -160,9 +168,9 @@ def code_table(signed: bool, device: torch.device) -> tuple[torch.Tensor, int]:
     return entry[count:] if signed else entry, book.shift
 
 
-def update(bucket: Bucket, members: list[Member], grads: list[torch.Tensor], hyper: Hyper) -> None:
-    """One AdamW step of `members` (all of `bucket`, same step count) with their local gradients."""
-    launch, grads = _prepare(bucket, members, grads)
+def update(bucket: Bucket, prepared: Prepared, hyper: Hyper) -> None:
+    """One AdamW step of the prepared members, which have the same step count."""
+    launch, grads = prepared.launch, prepared.grads
     if not launch.chunk_member.numel():
         return
     ieee = hyper.ieee or _interpreted() or hyper.grad_scale < SMALLEST_FAST_SCALE
@@ -213,12 +221,12 @@ def _update8(bucket: Bucket, launch: Launch, grid: tuple[int], arguments: dict[s
     )
 
 
-def square_sum(bucket: Bucket, members: list[Member], grads: list[torch.Tensor]) -> torch.Tensor:
+def square_sum(bucket: Bucket, prepared: Prepared) -> torch.Tensor:
     """Sum of squares of the local gradients, 0-d float64, in two stages without atomics: the same bits every time."""
-    chunks = sum(-(-m.numel // bucket.granule) for m in members)
+    launch, grads = prepared.launch, prepared.grads
+    chunks = launch.chunk_member.numel()
     if not chunks:
         return torch.zeros((), dtype=torch.float64, device=bucket.device)
-    launch, grads = _prepare(bucket, members, grads)
     programs = -(-chunks // NORM_UNROLL)
     sums = torch.empty(programs, dtype=torch.float64, device=bucket.device)
     with _on(bucket.device):
