@@ -30,7 +30,8 @@ class Node:
             return default
         # bool is an int in Python, not in JSON
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            self.fail(f"{key!r} should be {kind.__name__}, not {_short(value)}" + ("" if key in self.value else " (it is missing)"))
+            wanted = "a number" if isinstance(kind, tuple) else kind.__name__
+            self.fail(f"{key!r} should be {wanted}, not {_short(value)}" + ("" if key in self.value else " (it is missing)"))
         return value
 
     def child(self, key: str) -> "Node":

@@ -69,6 +69,13 @@ class Sequence:
     def __init__(self, parts: list):
         self._parts = parts
 
+    def space_mark(self) -> str | None:
+        """The mark, if this is what SentencePiece-style models do: a mark in front, and one for every space."""
+        if [type(part) for part in self._parts] != [Prepend, Replace]:
+            return None
+        prepend, replace = self._parts
+        return prepend._prefix if len(prepend._prefix) == 1 and (replace._old, replace._new) == (" ", prepend._prefix) else None
+
     def text(self, text: str) -> str:
         for part in self._parts:
             text = part.text(text)

@@ -10,41 +10,32 @@ from align.tokenizer import _unicode as U
 from align.tokenizer._bpe import BYTE_TO_CHAR, Bpe
 
 
-class Places(dict):
-    """Per word, the length in characters of each of its tokens; `odd` holds the words that tokens do not tile so simply, with the
-    (first, last + 1) characters of each token."""
+_STARTS = bytes(int(not 0x80 <= byte < 0xC0) for byte in range(256))  # 1 where a character begins
+
+
+class Places:
+    """How many bytes of text each token stands for, and, for words where counting them is not enough, each token's characters."""
 
     def __init__(self, bpe: Bpe):
-        super().__init__()
         self._bpe = bpe
-        self._length_of = {token_id: len(token) for token, token_id in bpe.vocab.items()}
-        self.odd: dict[str, tuple[tuple[int, int], ...]] = {}
+        sizes = dict.fromkeys(range(len(bpe.vocab)), 0)  # a list, unless the ids have wide gaps
+        sizes.update((i, len(token) if bpe.byte_level else len(token.replace(bpe.space, " ").encode())) for token, i in bpe.vocab.items())
+        sizes.update((bpe.vocab[token], 1) for token in bpe.byte_tokens or () if token in bpe.vocab)
+        if bpe.unk is not None:
+            sizes[bpe.vocab[bpe.unk]] = 1 << 60  # no sum of these is the length of a text
+        self.size_of = ([sizes[i] for i in range(len(sizes))] if max(sizes, default=-1) < len(sizes) else sizes).__getitem__
+        self._ranges: dict[str, tuple[tuple[int, int], ...]] = {}
 
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        sizes = tuple(map(self._length_of.__getitem__, self._bpe[word]))
-        bpe = self._bpe
-        plain = word.isascii() if bpe.byte_level else all(map(bpe.vocab.__contains__, bpe.written(word)))
-        if not plain or sum(sizes) != len(word):
-            ranges = char_ranges(self._bpe, word)
-            sizes = tuple([b - a for a, b in ranges])
-            if [a for a, _ in ranges] != list(accumulate(sizes, initial=0))[:-1] or sum(sizes) != len(word):
-                self.odd[word] = ranges
-        if len(word) <= 256 or word in self.odd:
-            self[word] = sizes
-        return sizes
-
-    def trim(self):
-        """Between texts, never within one: a cache that has grown large starts anew."""
-        if len(self) + len(self.odd) >= self._bpe.cache_words:
-            self.clear()
-            self.odd.clear()
-
-    def ranges(self, word: str) -> list[tuple[int, int]]:
-        sizes = self[word]
-        if word in self.odd:
-            return list(self.odd[word])
-        ends = list(accumulate(sizes))
-        return list(zip([0, *ends], ends))
+    def ranges(self, word: str) -> tuple[tuple[int, int], ...]:
+        """(first, last + 1) characters of each token of a word."""
+        found = self._ranges.get(word)
+        if found is None:
+            found = char_ranges(self._bpe, word)
+            if len(self._ranges) >= self._bpe.cache_words:
+                self._ranges.clear()
+            if len(word) <= 256:
+                self._ranges[word] = found
+        return found
 
 
 class Walk:
@@ -57,7 +48,6 @@ class Walk:
         self._starts = None
         if tokenizer._places is None:
             tokenizer._places = Places(tokenizer._bpe)
-        tokenizer._places.trim()
         if unit == "byte":
             self._starts = range(len(text) + 1) if text.isascii() else list(accumulate((len(c.encode()) for c in text), initial=0))
         at = 0
@@ -91,7 +81,7 @@ class Walk:
             if start > at:
                 part, first = text[at:start], base == 0 and at == 0
                 if spans is None and tokenizer._pretokenizer.simple and self._starts is None:
-                    self._words(tokenizer._pretokenizer.words(part, first), base + at, len(part))
+                    self._words(tokenizer._pretokenizer.words(part, first), base + at, part)
                 else:
                     part_spans = spans[at:start] if spans else [(i, i + 1) for i in range(base + at, base + start)]
                     for piece, piece_spans in tokenizer._pretokenizer.pieces(part, part_spans, first):
@@ -100,27 +90,39 @@ class Walk:
                 self._token(token.id, *original(start, end))
             at = end
 
-    def _words(self, words: list[str], base: int, length: int):
+    def _words(self, words: list[str], base: int, part: str):
         """Words that tile the stretch, the first perhaps with a prefix that the text does not have."""
         tokenizer = self._tokenizer
-        prefix = sum(map(len, words)) - length
+        prefix = sum(map(len, words)) - len(part)
         if tokenizer._segments:
-            words = chain.from_iterable(map(tokenizer._segments, words))
-        words = list(words)
-        places, offsets = tokenizer._places, self.offsets
-        before, at = len(offsets), base - prefix
-        self.ids += chain.from_iterable(map(tokenizer._bpe.__getitem__, words))
-        sizes = list(chain.from_iterable(map(places.__getitem__, words)))
-        if places.odd.keys().isdisjoint(words):
-            ends = list(accumulate(sizes, initial=at))
-            offsets += zip(ends, ends[1:])
+            words = list(chain.from_iterable(map(tokenizer._segments, words)))
+        ids = list(chain.from_iterable(map(tokenizer._bpe.__getitem__, words)))
+        before = len(self.ids)
+        self.ids += ids
+        data = part.encode()
+        ends = list(accumulate(map(tokenizer._places.size_of, ids), initial=0))
+        if ends[-1] != len(data) + prefix or (tokenizer._bpe.space != " " and tokenizer._bpe.space in part):
+            starts = accumulate(map(len, words), initial=base - prefix)
+            self.offsets += [(at + a, at + b) for at, word in zip(starts, words) for a, b in tokenizer._places.ranges(word)]
+        elif len(data) == len(part):
+            shift = base - prefix
+            ends = [end + shift for end in ends] if shift else ends
+            self.offsets += zip(ends, ends[1:])
         else:
-            starts = accumulate(map(len, words), initial=at)
-            offsets += [(at + a, at + b) for at, word in zip(starts, words) for a, b in places.ranges(word)]
+            starts = (b" " * prefix + data).translate(_STARTS)
+            before_byte = list(accumulate(starts, initial=base - prefix))  # characters begun before each byte
+            edges = list(map(before_byte.__getitem__, ends))
+            at = len(self.offsets)
+            self.offsets += zip(edges, edges[1:])
+            inside = bytes(map(starts.__getitem__, ends[:-1]))
+            i = inside.find(0)
+            while i >= 0:  # a token that begins inside a character has that character too
+                self.offsets[at + i] = (edges[i] - 1, edges[i + 1])
+                i = inside.find(0, i + 1)
         if prefix:  # its characters share the place of the first one of the text
-            for i in range(before, min(before + prefix + 1, len(offsets))):
-                start, end = offsets[i]
-                offsets[i] = (max(start, base), max(end, base + 1))
+            for i in range(before, min(before + prefix + 1, len(self.offsets))):
+                start, end = self.offsets[i]
+                self.offsets[i] = (max(start, base), max(end, base + 1))
 
     def _piece(self, piece: str, spans):
         tokenizer, at = self._tokenizer, 0

@@ -69,7 +69,8 @@ class PrefixSpace:
 
 
 class Metaspace:
-    """Spaces become `replacement`, one is put before the text (`scheme`: always, first, never), and `splitter` cuts before each."""
+    """Spaces become `replacement`, one is put before the text, and `splitter` cuts before each. `scheme`: always and never; first, at the
+    beginning of the whole text; those where the text does not begin with one; each, before every stretch whatever it begins with."""
 
     def __init__(self, replacement: str, scheme: str, splitter: Split | None):
         self.replacement, self.scheme, self.splitter = replacement, scheme, splitter
@@ -80,7 +81,7 @@ class Metaspace:
             piece = (text.replace(" ", self.replacement), spans)
             at_start = first and (index == 0 if spans is None else spans[0][0] == 0)
             wanted = self.scheme == "always" or (self.scheme == "first" and at_start)
-            if wanted and not piece[0].startswith(self.replacement):
+            if self.scheme == "each" or (wanted and not piece[0].startswith(self.replacement)):
                 piece = prefixed(piece, self.replacement)
             out.append(piece)
         return self.splitter(out, first) if self.splitter else out
@@ -113,7 +114,8 @@ class PreTokenizer:
             return [piece for piece, _ in self.pieces(text, spans, first)]
         if self.space:
             wanted = self._prefix.scheme == "always" or (self._prefix.scheme == "first" and first)
-            return [" " + text if wanted and text and text[0] not in (" ", self.space) else text]
+            wanted = self._prefix.scheme == "each" or (wanted and text[:1] not in (" ", self.space))
+            return [" " + text if wanted and text else text]
         if self._prefix:
             text = self._prefix([(text, None)], first)[0][0]
         return self._tile.words(text) if self._tile else [text]

@@ -11,7 +11,7 @@ from align.tokenizer import _unicode as U
 from align.tokenizer._errors import TokenizerError
 
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
-_CONTROL = r"\|()[]{}^$*+?."
+_ENDLESS = ("*", "+")  # how a repeat without a bound is written, or the possessive form of one
 
 
 def _folded(members: U.CodeSet, fail) -> U.CodeSet:
@@ -107,6 +107,9 @@ class _Parser:
         self.at = match.end()
         if self.pattern[self.at : self.at + 1] in ("*", "+", "?") or re.compile(r"\{\d*,?\d*\}").match(self.pattern, self.at):
             self.fail("a quantifier after a quantifier")
+        endless = body in ("*", "+") or (match[3] and not match[4])
+        if endless and mode != "+" and self.out[start:] and any(isinstance(p, str) and p[-1:] in _ENDLESS for p in self.out[start:]):
+            self.fail("an endless repeat of an endless repeat, which can take for ever,")
         self.out.append(body + mode)
         if body[0] != "{":
             return 1 if body == "+" else 0
