@@ -96,7 +96,15 @@ T \sqrt{-4}\sqrt{-9} ~ -6
 T |\sqrt2-\sqrt3| ~ \sqrt3-\sqrt2
 F |x| ~ x
 T |x| ~ \sqrt{x^2}
-F \sqrt{x}\sqrt{y} ~ \sqrt{xy}
+F \sqrt{x^2y^2} ~ xy
+T x^{1/2}x^{1/3} ~ x^{5/6}
+T \lceil\pi\rceil ~ 4
+T y=\frac{1}{x} ~ xy=1
+T {10 \choose 3} ~ 120
+T \sum_{i=1}^{4} i^2 ~ 30
+F 5 ~ 5\text{ is wrong}
+F 5 ~ 5\text{ or so}
+T 60\text{ mph} ~ 60\text{ miles per hour}
 F \lfloor\sqrt{n-1}\rfloor ~ \lfloor\sqrt{n-2}\rfloor
 F \ln 2 ~ \log_2 e
 T \ln 6 ~ \ln 2+\ln 3

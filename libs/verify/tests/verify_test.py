@@ -1,5 +1,6 @@
 r"""The public surface: markers, modes, GSM8K answers, the bundled arithmetic task."""
 
+import doctest
 import gzip
 import json
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from align.verify import equivalent, extract, grade, normalise, parse
+from align.verify._cli import main
 
 DATA = Path(__file__).parent / "data"
 
@@ -67,3 +69,73 @@ def test_parse_and_normalise():
     assert parse("27,648").node == ("q", 27648)
     assert parse(r"\left( 3, \frac{\pi}{2} \right)").kind == "tuple"
     assert normalise(r"$\text{Evelyn}$") == "Evelyn"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("5", "number"), (r"\sqrt{2}+\pi", "number"), ("2x+1", "expression"), ("(1,2)", "tuple"), ("[1,2)", "interval"), ("1, 2", "list"),
+        (r"\{1,2\}", "set"), (r"\emptyset", "set"), (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "matrix"), ("x+y=3", "equation"),
+        ("x<3", "inequality"), ("3:4", "ratio"), ("4:30 pm", "time"), (r"\text{(C)}", "choice"),
+        (r"\text{east}", "text"), (r"\unknown", "raw"),
+    ],
+)  # fmt: skip
+def test_kinds(answer, kind):
+    assert parse(answer).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "marker"),
+    [
+        (r"so $\boxed{5}$ apples", "5", "boxed"),
+        (r"\boxed{1}, \boxed{2} and \boxed{3}", "1; 2; 3", "boxed"),
+        (r"\fbox{\frac{1}{2}}", r"\frac{1}{2}", "boxed"),
+        ("so\n#### 5", "5", "hash"),
+        ("**Final Answer**: 5", "5", "final_answer"),
+        (r"\boxed{3}. The final answer is $5$. I hope it is correct.", "5", "final_answer"),
+        ("<answer>5</answer>", "5", "answer_tag"),
+        ("The answer is B because A is wrong", "B", "answer"),
+        (r"We find $x=3$, hence \(x+1 = 4\).", "x+1 = 4", "math"),
+        ("Total: $70,000. Therefore he made $70,000.", "$70,000", "number"),
+        ("It is the polynomial x^2+1.", "x^2+1", "number"),
+    ],
+)
+def test_extraction(text, answer, marker):
+    found = extract(text)
+    assert (found.answer, found.marker) == (answer, marker)
+
+
+def test_the_readme_runs():
+    readme = Path(__file__).parents[1] / "README.md"
+    assert doctest.testfile(str(readme), module_relative=False).attempted >= 4
+    assert doctest.testfile(str(readme), module_relative=False).failed == 0
+
+
+def test_the_command_line_judges_one_pair(capsys):
+    assert main(["--gold", r"\frac12", "--pred", r"so \boxed{0.5}"]) == 0
+    assert capsys.readouterr().out.startswith("correct: the answer equals the gold")
+
+
+def test_the_command_line_judges_a_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
+    (tmp_path / "in.jsonl").write_text('{"answer": "5", "output": "\\\\boxed{5}"}\n\n{"answer": "5", "output": "\\\\boxed{6}"}\n', encoding="utf-8")
+    assert main(["--jsonl", "in.jsonl", "--gold-field", "answer", "--pred-field", "output", "--out", "out.jsonl"]) == 0
+    assert "accuracy 0.5000 of 2 rows" in capsys.readouterr().out
+    assert [json.loads(line)["correct"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"gold": "5"}\n', "in.jsonl:1: KeyError 'pred'; each line is an object with 'gold' and 'pred'"),
+        ('{"gold": "5", "pred": "5"}\n{"gold": 5, "pred": "5"}\n', "in.jsonl:2: 'gold' is 5, not a string"),
+        ("not json\n", "in.jsonl:1: JSONDecodeError"),
+        (None, "in.jsonl: cannot be read as UTF-8 text"),
+    ],
+)
+def test_the_command_line_names_file_line_and_field(tmp_path, capsys, monkeypatch, content, message):
+    monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
+    if content is not None:
+        (tmp_path / "in.jsonl").write_text(content, encoding="utf-8")
+    assert main(["--jsonl", "in.jsonl"]) == 2
+    assert message in capsys.readouterr().err

@@ -11,7 +11,7 @@ from math import gcd, log2
 
 from align.verify import _fixed as fixed
 from align.verify._budget import MAX_BITS, Budget, OverBudget
-from align.verify._tree import Node, bits
+from align.verify._tree import Node, bits, symbols
 
 _SLACK = 1e-6  # the logarithms are floats
 
@@ -201,6 +201,8 @@ class Point:
         elif b >= 0:
             raise Straddles
         else:
+            if self.formal and k % 2 == 0 and symbols(radicand):
+                raise Unknown("a point outside of the domain")
             low, high = fixed.root(-b, -a, k, self.p)
             if k % 2:
                 result = (-high, -low, None, None, upper, lower)
@@ -293,6 +295,11 @@ class Point:
             exact = exact_value(node, self.values)
             if exact is not None:
                 return self.rational(exact)
+        if name in ("floor", "ceil"):  # once it is settled it is a whole number, whatever it was made of
+            saved = self.transcendental, set(self.radicals), self.order, self.moduli
+            result = rule(self, self.at(node[2]))
+            self.transcendental, self.radicals, self.order, self.moduli = saved
+            return result
         return rule(self, *[self.at(part) if name not in ("cosr", "sinr") else part for part in node[2:]])
 
 

@@ -2,14 +2,13 @@ r"""What stands in brackets: tuples, intervals, sets, builders, matrices; and su
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from align.verify import _names as names
 from align.verify import _operate as op
 from align.verify import _tree as tree
 from align.verify._budget import Unreadable
 from align.verify._values import Value
 
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
     from align.verify._grammar import Grammar
 
@@ -153,6 +152,7 @@ def series(g: Grammar, name: str):
     """A sum or product with bounds; a short one over whole numbers is written out."""
     g.expect("op", "_")
     g.expect("op", "{")
+    saved, g.index = g.index, g.peek().value
     index = op.plain(g.primary())
     g.expect("op", "=")
     low = op.plain(g.expression())
@@ -161,6 +161,7 @@ def series(g: Grammar, name: str):
     high = op.plain(g.group())
     g.enter()
     body = op.plain(g.expression(10))
+    g.index = saved
     g.depth -= 1
     if index[0] not in "sc":
         raise Unreadable("a sum without an index")

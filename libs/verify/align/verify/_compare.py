@@ -215,6 +215,10 @@ def _mixed(a: Value, b: Value, budget: Budget) -> bool | None:
         other = a if a.kind == "set" else b
         if other.info == "finite":
             return _same_members(a.items, b.items, budget)
+    if "set" in kinds and len(kinds) == 2:
+        single, one = (a, b) if a.kind == "set" else (b, a)
+        if single.info == "finite" and len(single.items) == 1 and one.kind in ("tuple", "matrix", "ratio", "time", "choice"):
+            return equal(single.items[0], one, budget)
     if kinds == {"ratio", "time"}:
         time, other = (a, b) if a.kind == "time" else (b, a)
         parts = tuple(Value("number", ("q", part)) for part in time.info[:2])

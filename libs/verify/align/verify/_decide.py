@@ -39,9 +39,9 @@ def same(a: Node, b: Node, budget: Budget) -> bool | None:
     names = tree.symbols(a) | tree.symbols(b)
     try:
         if not names:
-            refuted = _refute_constant(tree.add(a, tree.neg(b)), budget)
-            if refuted:
-                return False
+            found = _zero_constant(tree.add(a, tree.neg(b)), budget)
+            if found is not None:
+                return found
         left, right = normal(a, budget), normal(b, budget)
     except RecursionError:
         raise OverBudget from None
@@ -121,23 +121,22 @@ def _transcendental(node: Node) -> bool:
     return any(tree.contains(node, constant) for constant in (tree.PI, tree.E, tree.I))
 
 
-def _refute_constant(difference: Node, budget: Budget) -> bool:
-    """Whether a constant is proved not to be zero, by its interval alone."""
+def _zero_constant(difference: Node, budget: Budget) -> bool | None:
+    """Whether a constant is zero, by its interval and its separation bound alone; None: not settled."""
     if tree.value_of(difference) is not None:
-        return difference[1] != 0
+        return difference[1] == 0
     precision = _FIRST
     while precision <= _LAST_TRUE:
         try:
-            point = Point({}, precision, budget)
-            found, _ = point.zero(difference)
+            found, _ = Point({}, precision, budget).zero(difference)
         except Straddles:
             found = None
         except (Unknown, OverBudget):
-            return False
+            return None
         if found is not None:
-            return not found
+            return found
         precision *= 4
-    return False
+    return None
 
 
 def _atoms(node: Node) -> set:

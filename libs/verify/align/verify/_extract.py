@@ -25,6 +25,8 @@ _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.,\\])[-+]?\$?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?:\\?%)?"
 )
 _SHORT = re.compile(r"(?!.*\*\*)(?!.*[A-Za-z]:)[\x20-\x7e\u00b0-\u00be\u03c0\u2200-\u22ff]+")  # one line that may be an answer by itself
+_SAID = re.compile(r"\b(?:it|is|was|are|the|they|he|she|get|so|thus|hence|there|we|have|has)\b", re.I)
+_BECAUSE = re.compile(r"\b(?:because|since)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _PROSE = re.compile(r"(?<!\\)\b[a-z]{3,}\s+[a-z]{3,}\b|\?")
 _CONTROL = re.compile(r"<\|(?:im_start|im_end|endoftext|eot_id|end_of_text)\|>|</s>")
@@ -77,7 +79,8 @@ def extract(text: str, *, mode: str = "final") -> Extraction | None:
         if tail:
             return Extraction(tail, "answer", end - len(window) + weak.end())
     stripped = window.strip()
-    if len(window) == end and 0 < len(stripped) <= 80 and _SHORT.fullmatch(stripped) and len(stripped.split()) <= 3:
+    short = len(window) == end and len(stripped) <= 80 and len(stripped.split()) <= 3 and _SHORT.fullmatch(stripped)
+    if short and not _SAID.search(stripped):
         return Extraction(stripped, "number" if _NUMBER.fullmatch(stripped) else "math")
     return _last_math_or_number(window)
 
@@ -180,7 +183,7 @@ def _box_content(text: str, at: int) -> tuple[int, int]:
     """Where the content of the box at `at` begins and ends; the end is -1 when its brace is not closed within reach."""
     start = at + (6 if text.startswith("\\boxed", at) else 5)
     brace = start
-    while text[brace : brace + 1] == " ":
+    while text[brace : brace + 1] in (" ", "\n"):
         brace += 1
     if text[brace : brace + 1] != "{":
         one = _ONE_TOKEN.match(text, start)
@@ -203,6 +206,9 @@ def _of_sentence(tail: str) -> str:
     stop = _STOP.search(tail)
     if stop:
         tail = tail[: stop.start()]
+    because = _BECAUSE.search(tail)
+    if because and because.start():
+        tail = tail[: because.start()]
     tail = tail.strip().rstrip('*" \\')
     if tail.endswith("."):
         tail = tail[:-1].rstrip()

@@ -3,10 +3,9 @@ r"""Expressions: a precedence parser from tokens to trees (and to values, for tu
 Plus-minus signs are read with the signs that `signs` gives, so that the reader can run the parser once for each choice.
 """
 
-from fractions import Fraction
-
 from align.verify import _brackets as brackets
 from align.verify import _names as names
+from align.verify import _numerals as numerals
 from align.verify import _operate as op
 from align.verify import _tree as tree
 from align.verify._budget import MAX_DEPTH, OverBudget, Unreadable
@@ -14,6 +13,7 @@ from align.verify._lex import Token
 from align.verify._units import BARE as UNIT_WORDS
 from align.verify._values import Value, number_set
 
+_OPENING = frozenset(["frac", "sqrt", "pi", "infty", "binom", "angle", "triangle", "{", "lfloor", "lceil", "sum", "prod", "langle"])
 _END = Token("end", "", False)
 _SET_OPERATORS = {"cup": "union", "cap": "cap", "setminus": "minus"}
 
@@ -29,6 +29,7 @@ class Grammar:
         self.signs = signs
         self.plus_minus = 0
         self.apply_at = -1  # a bracket here holds arguments: f(x) = …
+        self.index = ""  # the index of a sum, which may be named i
 
     # Tokens.
 
@@ -82,6 +83,10 @@ class Grammar:
                     return left
                 self.at += 1
                 left = Value("set", items=(op.as_value(left), op.as_value(self.expression(5))), info=_SET_OPERATORS[value])
+            elif kind == "cmd" and value in ("over", "choose") and not binding:
+                self.at += 1
+                right = self.expression()
+                left = op.combine("/", left, right) if value == "over" else tree.binomial(op.plain(left), op.plain(right))
             elif self.starts_factor():
                 if binding >= 20:
                     return left
@@ -126,7 +131,7 @@ class Grammar:
             return not self.ends_item(token)
         if kind == "cmd":
             return (
-                value in ("frac", "sqrt", "pi", "infty", "binom", "{", "lfloor", "lceil", "sum", "prod", "langle", "tfrac", "left|")
+                value in _OPENING
                 or value in names.FUNCTIONS
                 or value in names.GREEK
                 or value in names.STYLES
@@ -135,8 +140,9 @@ class Grammar:
         return False
 
     def ends_item(self, token: Token) -> bool:
-        """A word that is no factor: and, or, in, a unit."""
-        return token.value in names.JOINERS or token.value in names.BREAKS or token.value in UNIT_WORDS
+        """A word that is no factor: and, or, in, a unit, a thing that is counted (5 apples)."""
+        value = token.value
+        return value in names.JOINERS or value in names.BREAKS or value in UNIT_WORDS or names.counted(value, token.spaced)
 
     # Factors.
 
@@ -239,7 +245,7 @@ class Grammar:
         token = self.peek()
         kind, value = token.kind, token.value
         if kind == "num":
-            return self.number()
+            return numerals.number(self)
         if kind == "sym":
             self.at += 1
             return self.letter(value)
@@ -249,73 +255,15 @@ class Grammar:
             return brackets.bracket(self, value)
         if kind == "cmd":
             return self.command(value)
+        if kind == "text" and len(value) == 1:
+            self.at += 1
+            return ("s", value)
         raise Unreadable("an operand is missing" if kind == "end" else f"words inside a formula: {value}")
-
-    def number(self):
-        text = self.peek().value
-        self.at += 1
-        after = self.peek()
-        if after.kind == "cmd":
-            if after.value in ("overline", "dot") and "." in text:
-                return self.repeating(text)
-            if after.value == "ldots" and "." in text:
-                tail = text.partition(".")[2]
-                if len(tail) >= 3 and len(set(tail[-3:])) == 1:
-                    self.at += 1
-                    return op.repeating(text[:-1], tail[-1])
-                raise Unreadable("an ellipsis")
-            if after.value == "frac" and "." not in text and "e" not in text:
-                return self.mixed(text)
-        elif after.kind == "num" and after.spaced and self.peek(1).value == "/" and self.peek(2).kind == "num":
-            whole, top, bottom = text, after.value, self.peek(2).value
-            if whole.isdigit() and top.isdigit() and bottom.isdigit() and int(bottom[:9]):
-                self.at += 3
-                return tree.add(tree.literal(whole), tree.div(tree.literal(top), tree.literal(bottom)))
-        elif after.kind == "num":
-            raise Unreadable("two numbers side by side")
-        elif after.kind == "sym" and self.peek(1).value == "_" and self.peek(1).kind == "op" and after.value.isupper():
-            return self.hexadecimal(text)
-        return tree.literal(text)
-
-    def hexadecimal(self, text: str):
-        letter, saved = self.peek().value, self.at
-        self.at += 2
-        base = self.subscript_text()
-        if base.isdigit() and int(base[:4]) > 10:
-            return op.in_base(text + letter, base)
-        self.at = saved
-        return tree.literal(text)
-
-    def mixed(self, text: str):
-        """1\\frac{4}{5}; a fraction that is not a proper one of two whole numbers is a factor instead."""
-        whole, saved = tree.literal(text), self.at
-        self.at += 1
-        top, bottom = self.group(), self.group()
-        a, b = tree.value_of(top) if op.node_or_none(top) else None, tree.value_of(bottom) if op.node_or_none(bottom) else None
-        if a.__class__ is int and b.__class__ is int and 0 < a < b:
-            return tree.add(whole, ("q", Fraction(a, b)))
-        self.at = saved
-        return whole
-
-    def repeating(self, text: str):
-        r"""0.1\overline{6}."""
-        self.at += 1
-        if self.is_op("{"):
-            self.at += 1
-            block = self.peek().value
-            self.at += 1
-            self.expect("op", "}")
-        else:
-            block = self.peek().value
-            self.at += 1
-        if not block.isdigit() or len(block) > 200:
-            raise Unreadable("a repeating decimal without digits")
-        return op.repeating(text, block)
 
     def letter(self, name: str):
         if name == "e":
             return tree.E if not self.is_op("_") else ("s", "e")
-        if name == "i":
+        if name == "i" and self.index != "i":
             return tree.I if not self.is_op("_") else ("s", "i")
         return self.applied(name)
 
@@ -386,6 +334,8 @@ class Grammar:
             return Value("set", info="finite")
         if value in names.STYLES:
             return self.styled(value)
+        if value in ("angle", "triangle", "measuredangle"):
+            return self.named(value)
         if value in ("R", "Z", "N", "Q", "C"):
             return number_set(value)
         if value.startswith("begin:") and value[6:] in names.MATRICES:
@@ -393,6 +343,13 @@ class Grammar:
         if value in ("sum", "prod"):
             return brackets.series(self, value)
         raise Unreadable(f"unknown command \\{value}")
+
+    def named(self, value: str):
+        """\\angle ABC: a name."""
+        while self.peek().kind in ("sym", "word"):
+            value += " " + self.peek().value
+            self.at += 1
+        return ("s", value)
 
     def styled(self, value: str):
         text = self.subscript_text()

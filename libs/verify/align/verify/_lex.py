@@ -147,7 +147,7 @@ def clean(text: str) -> str:
         text = text.replace("\\$", "\\textdollar ").replace("$", " ")
     if "\\(" in text or "\\[" in text or "\\)" in text or "\\]" in text:
         text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
-    return text.strip()
+    return text.strip().rstrip("\\")
 
 
 def balanced(text: str, at: int) -> int:
@@ -220,6 +220,8 @@ def _command(text: str, name: str, at: int, tokens: list[Token], spaced: bool) -
         if name in ("left", "right") and text[at : at + 1] == ".":
             at += 1
         return at
+    if name in ("color", "textcolor", "colorbox"):
+        return balanced(text, at) + 1 if text[at : at + 1] == "{" else at
     if name in _SPACES:
         return text.index("}", at) + 1 if name == "hspace" and "}" in text[at:] else at
     if name in _TEXT:

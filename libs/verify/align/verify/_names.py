@@ -149,3 +149,9 @@ MATRICES = frozenset(["pmatrix", "bmatrix", "matrix", "array", "smallmatrix", "B
 NUMBER_SETS = frozenset(["R", "Z", "N", "Q", "C"])
 APPLIED = frozenset(["f", "g", "h", "F", "G", "H", "phi", "Phi", "psi", "Psi"])
 """Letters that, before a bracket, are taken for functions and not for factors."""
+
+
+def counted(word: str, spaced: bool) -> bool:
+    """A word that stands apart, in lower case, and names no function or letter: what is counted, or prose."""
+    known = word in FUNCTIONS or word in WORD_FUNCTIONS or word in GREEK or word in ("pi", "infinity", "infty")
+    return spaced and len(word) > 2 and word.islower() and not known

@@ -211,6 +211,8 @@ def _ln(node: Node, budget: Budget) -> Node:
         return add(*(_ln(part, budget) for part in node[1:]))
     if node[0] == "^" and value_of(node[2]) is not None and (value_of(node[1]) or 1) > 0:
         n = value_of(node[2])
+        if node[1] in (tree.E, tree.PI):
+            return mul(node[2], _ln(node[1], budget))
         if n.__class__ is int and n % 2 == 0 and node[1][0] != "f" and value_of(node[1]) is None:
             return mul(node[2], _ln(tree.call("abs", node[1]), budget))
         return mul(node[2], _ln(node[1], budget))

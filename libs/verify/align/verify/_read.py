@@ -9,7 +9,7 @@ from align.verify._budget import OverBudget, Unreadable
 from align.verify._grammar import Grammar
 from align.verify._lex import Token, balanced, clean, lex
 from align.verify._operate import plain
-from align.verify._values import Value, of_node
+from align.verify._values import Value, number_set, of_node
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?\s*\.?")
@@ -20,6 +20,7 @@ _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|m
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\-., ]*")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,:'-]*")
 _MAX_SIGNS = 4
+_ALL = re.compile(r"(?:the set of )?(?:all )?(?:the )?real numbers|all reals", re.I)
 _EMPTY = re.compile(r"(?:there (?:are|is) )?no (?:real |such |integer )?(?:solutions?|values?|roots?)(?: exists?)?|none|empty set", re.I)
 
 
@@ -76,6 +77,8 @@ def _special(source: str) -> Value | None:
         return Value("time", info=(int(time.group(1)), int(time.group(2)), (time.group(3) or "").lower()))
     if _EMPTY.fullmatch(source):
         return Value("set", info="finite")
+    if _ALL.fullmatch(source):
+        return number_set("R")
     return None
 
 
@@ -195,6 +198,8 @@ def _relation(grammar: Grammar) -> Value:
         currency = units.unit("dollar")
     if grammar.is_op("=") or grammar.is_cmd("approx"):
         grammar.at += 1
+    if grammar.peek().kind == "text" and grammar.peek(1).value == "=":  # \\text{Area} = 5
+        grammar.at += 2
     grammar.apply_at = _application(grammar.tokens, grammar.at)
     sides, signs = [grammar.expression()], []
     unit = currency or _unit(grammar)
@@ -252,7 +257,8 @@ def _unit(grammar: Grammar):
     while True:
         token = grammar.peek()
         if (token.kind == "text" and token.value.lower() not in names.JOINERS) or (
-            token.kind == "word" and (token.value in units.BARE or (words and token.value not in names.RELATIONS))
+            token.kind == "word"
+            and (token.value in units.BARE or names.counted(token.value, token.spaced) or (words and token.value not in names.RELATIONS))
         ):
             words.append(token.value)
         elif words and token.kind == "op" and token.value == "^" and grammar.peek(1).kind == "num":
@@ -344,6 +350,8 @@ def _name(side: Value) -> str | None:
         return node[1][1:]
     if node == tree.E or (node[0] == "c" and node[1] == "i"):
         return None
+    if node[0] == "*" and all(part[0] == "s" and part[1].isupper() and len(part[1]) == 1 for part in node[1:]):
+        return "".join(part[1] for part in node[1:])  # AB = 5
     if node[0] == "f" and node[1] == "abs" and tree.symbols(node):
         return "|" + "".join(sorted(tree.symbols(node))) + "|"
     return None

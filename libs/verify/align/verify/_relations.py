@@ -25,8 +25,8 @@ def same_equation(a: tuple, b: tuple, budget: Budget) -> bool | None:
         return False
     if all(same(x, y, budget) for x, y in zip(a, b, strict=True)):
         return True
-    left = [tree.add(x, tree.neg(y)) for x, y in pairwise(a)]
-    right = [tree.add(x, tree.neg(y)) for x, y in pairwise(b)]
+    left = [_cleared(tree.add(x, tree.neg(y))) for x, y in pairwise(a)]
+    right = [_cleared(tree.add(x, tree.neg(y))) for x, y in pairwise(b)]
     if not (_varies(left) and _varies(right)):
         pairs = [same(x, y, budget) for x, y in zip(a, b, strict=True)]
         return None if None in pairs and False not in pairs else all(pairs)
@@ -41,6 +41,16 @@ def same_equation(a: tuple, b: tuple, budget: Budget) -> bool | None:
         else:
             return None if undecided else False
     return True
+
+
+def _cleared(difference: Node) -> Node:
+    """Times the denominators of its terms, so that y = 1/x is the equation xy = 1."""
+    highest: dict[Node, int] = {}
+    for term in difference[1:] if difference[0] == "+" else (difference,):
+        for part in term[1:] if term[0] == "*" else (term,):
+            if part[0] == "^" and part[2][0] == "q" and part[2][1].__class__ is int and part[2][1] < 0 and tree.symbols(part):
+                highest[part[1]] = max(highest.get(part[1], 0), -part[2][1])
+    return tree.mul(difference, *(tree.power(base, ("q", n)) for base, n in highest.items()))
 
 
 def _varies(differences: list[Node]) -> bool:

@@ -4,6 +4,8 @@ import re
 from collections import namedtuple
 from fractions import Fraction
 
+from align.verify._budget import Unreadable
+
 
 class Unit(namedtuple("Unit", "scale dimensions known words")):
     """A product of powers of base dimensions with a scale; `known` when every word of it was in the table."""
@@ -51,20 +53,21 @@ _define("fahrenheit", "fahrenheit=1")
 _define("force", "N newton=1;kN=1000")
 _define("energy", "J joule=1;kJ=1000;eV=1/6241509074460762608")
 _define("power", "W watt=1;kW kilowatt=1000")
-_define("speed", "mph=1397/3125;kph=5/18")
 _define("pressure", "Pa pascal=1;kPa=1000;atm=101325")
 _define("charge", "C coulomb=1")
 _define("current", "A ampere amp=1")
 _define("voltage", "V volt=1")
 _define("frequency", "Hz hertz=1;kHz=1000;MHz=1000000")
 
-BARE = frozenset(name for name in _TABLE if len(name) > 1 and name not in ("in", "day", "min", "deg", "ms", "gal")) | {
-    "miles",
-    "hours",
-    "deg",
-}
+_NEVER_BARE = ("in", "day", "min", "ms", "gal")
+BARE = frozenset(name for name in _TABLE if len(name) > 1 and name not in _NEVER_BARE) | {"mph", "kph", "miles", "hours"}
 """Words that name a unit even outside of \\text."""
 
+_COMPOUND = {"mph": "mile per hour", "kph": "km per hour", "kmh": "km per hour", "mpg": "mile per gallon"}
+_REFUSED = frozenset(
+    ["or", "not", "is", "are", "was", "wrong", "incorrect", "maybe", "perhaps", "possibly", "else", "if", "unless", "but", "either"]
+    + ["neither", "no", "never"]
+)
 _WORD = re.compile(r"[A-Za-z$]+|\^\{?-?[0-9]+\}?|/")
 _IGNORED = frozenset(["unit", "units", "of", "the", "in", "a", "an", "total", "each", "about", "approximately", "roughly"])
 _LONG = frozenset(["square", "sq", "cubic", "cu"])
@@ -79,7 +82,13 @@ def _look_up(word: str) -> tuple[str, str, Fraction] | None:
 
 
 def unit(words: str) -> Unit | None:
-    """The unit that a phrase names ("square cm", "miles per hour", "apples"), or None when it says nothing."""
+    """The unit that a phrase names ("square cm", "miles per hour", "apples"), or None when it says nothing.
+
+    Raises: Unreadable for words that take back or hedge the number before them.
+    """
+    if not _REFUSED.isdisjoint(words.lower().split()):
+        raise Unreadable(f"the words {words!r:.60} after a number")
+    words = _COMPOUND.get(words.strip().lower(), words)
     scale, known, exponents = Fraction(1), True, {}
     sign, pending, last = 1, 1, None
     for word in _WORD.findall(words.replace(".", "")):
