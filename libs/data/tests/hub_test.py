@@ -164,6 +164,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         kind, at = fault if isinstance(fault, tuple) else (fault, None)
         if kind == "gzip":
             headers = headers | {"Content-Encoding": "gzip", "ETag": "W/" + headers["ETag"]}
+            part = zlib.compress(part, wbits=31)
         if kind == "flip" and part:
             part = bytes([part[0] ^ 1]) + part[1:]
         self.send_response(status)
@@ -303,6 +304,11 @@ def test_a_server_without_ranges_is_read_again(server, hub):
     server.faults["storage"] = [("drop", 10_000)]
     assert hub.download(REPO, "train.jsonl").read_bytes() == LARGE
     assert server.sent() == len(LARGE) + 10_000
+
+
+def test_a_body_that_was_zipped_on_the_way_is_asked_for_again(server, hub):
+    server.faults["hub"] = ["gzip"]
+    assert hub.download(REPO, "README.md").read_bytes() == FILES["README.md"] and hub.waits == [1]
 
 
 def test_damage_is_found_and_got_once_more(server, hub):

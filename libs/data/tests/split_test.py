@@ -47,6 +47,11 @@ def test_rows_that_ask_nothing_are_told_apart_by_the_whole():
     assert min(len(train), len(held)) > 60
 
 
+def test_a_message_without_content_asks_nothing():
+    call = {"role": "user", "tool_calls": [{"id": "1"}]}
+    assert sum(map(len, split_rows([{"messages": [call, {"role": "assistant", "content": "a"}]}], 0.5))) == 1
+
+
 def test_a_larger_share_holds_the_smaller_and_a_salt_makes_another():
     small, large = (keys(split_rows(ROWS, share)[1]) for share in (0.05, 0.2))
     assert small < large

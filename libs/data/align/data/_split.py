@@ -34,7 +34,7 @@ def question(row: dict[str, Any]) -> str:
         roles = [message["role"] for message in asked]
         first = roles.index("assistant") if "assistant" in roles and "messages" in row else len(roles)
         # A system message alone asks nothing: every row of a file may have the same one.
-        asked = "\n".join(m["content"] or "" for m in asked[:first] if m["role"] not in ("system", "developer"))
+        asked = "\n".join(m.get("content") or "" for m in asked[:first] if m["role"] not in ("system", "developer"))
     return asked if asked.strip() else json.dumps(row, sort_keys=True, ensure_ascii=False)
 
 
