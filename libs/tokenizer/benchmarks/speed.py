@@ -79,7 +79,9 @@ def oracle(directory: Path, tokenizer: Tokenizer, texts: list[str]) -> tuple[dic
 def main(corpus: Path, directories: list[Path]):
     texts = json.loads(read(corpus))
     size = sum(len(text.encode()) for text in texts) / 1e6
-    print(f"{len(texts)} documents, {size:.2f} MB; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; Python {sys.version.split()[0]}\n")
+    print(
+        f"{len(texts)} documents, {size:.2f} MB; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; Python {sys.version.split()[0]}\n"
+    )
     print("| tokenizer | load s | cold | warm | with offsets, cold | with offsets, warm | others | documents with other ids |")
     print("|---|---|---|---|---|---|---|---|")
     for directory in directories:
@@ -91,7 +93,7 @@ def main(corpus: Path, directories: list[Path]):
         again, _ = timed(lambda fresh=fresh: [fresh.encode_with_offsets(text) for text in texts])
         others, digests = oracle(directory, tokenizer, texts)
         mine = [hashlib.sha256(json.dumps(i).encode()).hexdigest() for i in ids]
-        wrong = "–" if digests is None else sum(a != b for a, b in zip(mine, digests))
+        wrong = "–" if digests is None else sum(a != b for a, b in zip(mine, digests, strict=False))
         named = ", ".join(f"{name} {speed:.2f}" for name, speed in others.items()) or "–"
         speeds = " | ".join(f"{size / seconds:.2f}" for seconds in (cold, warm, offsets, again))
         print(f"| {directory.name} | {load:.2f} | {speeds} | {named} | {wrong} |", flush=True)

@@ -1,8 +1,9 @@
 """Chat templates: masks written by hand, forged control tokens, dropped messages, the template language itself."""
 
 import pytest
-from align.tokenizer import ChatError, PrefixWarning, Tokenizer, TokenizerError
 from tokenizer_cases import DATA, load
+
+from align.tokenizer import ChatError, PrefixWarning, Tokenizer, TokenizerError
 
 
 def s(text):
@@ -38,7 +39,7 @@ CONVERSATIONS = {
     "code": ([u("loop"), a("for i in x:\n    pass")], ["for i in x:\n    pass{e}"]),
     "a very short answer": ([u("?"), a(".")], [".{e}"]),
     "a header as the answer": ([u("say user"), a("user")], ["user{e}"]),
-    "quotes": ([u("q"), a('"x" \'y\' {{ z }}')], ['"x" \'y\' {{ z }}{e}']),
+    "quotes": ([u("q"), a("\"x\" 'y' {{ z }}")], ["\"x\" 'y' {{ z }}{e}"]),
     "white space inside": ([u("q"), a("a  b\t c")], ["a  b\t c{e}"]),
     "long user": ([u("x " * 50), a("ok")], ["ok{e}"]),
     "user with line breaks": ([u("\n\nq\n"), a("ok")], ["ok{e}"]),
@@ -145,7 +146,13 @@ def test_a_role_or_a_tool_cannot_forge_either():
 
 def test_segments_name_message_and_field():
     chat = tokenizer_for("mistral_v03").render_chat([u("q"), a(" x ")])
-    assert chat.segments == [("<s>[INST] ", None, None), ("q", 0, "content"), ("[/INST] ", None, None), ("x", 1, "content"), ("</s>", None, None)]
+    assert chat.segments == [
+        ("<s>[INST] ", None, None),
+        ("q", 0, "content"),
+        ("[/INST] ", None, None),
+        ("x", 1, "content"),
+        ("</s>", None, None),
+    ]
 
 
 def test_a_dropped_message_is_refused():
@@ -209,7 +216,10 @@ LANGUAGE = [
     ("{% set c %}[{{ x }}]{% endset %}{{ c | upper }}", "[AB]"),
     ("{% macro m(p, q='d') %}<{{ p }}{{ q }}>{% endmacro %}{{ m(x) }}{{ m(1, q=2) }}", "<abd><12>"),
     ("{% for i in xs %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% if i == 3 %}{% break %}{% endif %}{% endfor %}", "13"),
-    ("{{ 'b' in x and 'z' not in x }}{{ x is string }}{{ y is defined }}{{ d is mapping }}{{ 4 is divisibleby 2 }}", "TrueTrueFalseTrueTrue"),
+    (
+        "{{ 'b' in x and 'z' not in x }}{{ x is string }}{{ y is defined }}{{ d is mapping }}{{ 4 is divisibleby 2 }}",
+        "TrueTrueFalseTrueTrue",
+    ),
     ("{{ '  q ' | trim }}{{ x | length }}{{ xs | join('-') }}{{ xs | last }}{{ 'A' | lower }}", "q21-2-33a"),
     ("{{ d | tojson }}{{ {'a': 'é<&>', 'b': [1, none, true]} | tojson }}", '{"k": "v"}{"a": "é<&>", "b": [1, null, true]}'),
     ("{{ xs | tojson(indent=2) }}", "[\n  1,\n  2,\n  3\n]"),

@@ -1,14 +1,15 @@
 """Every component of tokenizer.json alone, in all its settings, against the reference."""
 
 import pytest
-from align.tokenizer import Decoder, Tokenizer
 from tokenizer_cases import component_json, components
+
+from align.tokenizer import Decoder, Tokenizer
 
 
 @pytest.mark.parametrize("index", range(86))
 def test_component(index):
     tokenizer = Tokenizer.from_dict(component_json(index))
-    for text, answer in zip(components()["texts"], components()["configs"][index][1]):
+    for text, answer in zip(components()["texts"], components()["configs"][index][1], strict=False):
         if answer is None:  # the reference itself breaks down there
             continue
         ids, offsets, with_special, as_text, decoded, skipped = answer

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+
 from align.tokenizer import Decoder, Tokenizer, TokenizerError, VendoredWarning, resolve_tokenizer, vendored_dir
 from align.tokenizer import vendored as load_vendored
 

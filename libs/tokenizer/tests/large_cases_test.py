@@ -4,8 +4,9 @@ import base64
 import json
 
 import pytest
-from align.tokenizer import Tokenizer
 from tokenizer_cases import load, rows, wrong_cases, wrong_chats, wrong_streams
+
+from align.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +60,8 @@ def test_tekken_file_gives_the_same_ids(tmp_path):
             "default_num_special_tokens": 1000,
         },
         "vocab": [
-            {"rank": i, "token_bytes": base64.b64encode(bytes(byte_of[c] for c in token)).decode(), "token_str": None} for i, token in enumerate(tokens)
+            {"rank": i, "token_bytes": base64.b64encode(bytes(byte_of[c] for c in token)).decode(), "token_str": None}
+            for i, token in enumerate(tokens)
         ],
         "special_tokens": [{"rank": i, "token_str": token, "is_control": True} for i, token in enumerate(converted.added_tokens)],
     }

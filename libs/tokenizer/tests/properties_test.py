@@ -1,12 +1,14 @@
 """What holds for every text and every stream of ids."""
 
+import itertools
 import pickle
 
 import pytest
-from align.tokenizer import Decoder, Tokenizer, TokenizerError, vendored_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_cases import load, rows
+
+from align.tokenizer import Decoder, Tokenizer, TokenizerError, vendored_dir
 
 NAMES = ("mistral-7b-v0.3", "mistral-7b-v0.3-legacy", "smollm2", "gpt2")
 
@@ -64,7 +66,7 @@ def test_offsets_tile_the_text(text):
         if name == "gpt2":
             assert [start for start, _ in spans] == [0, *(end for _, end in spans)][: len(spans)]
             assert spans[-1][1] == len(text.encode()) if spans else not text
-            for token, (start, end) in zip(ids, spans):
+            for token, (start, end) in zip(ids, spans, strict=False):
                 assert tokenizer.decode_bytes([token]) == text.encode()[start:end]
 
 
@@ -133,7 +135,7 @@ def test_long_words_merge_like_short_ones(name):
         parts = list(tokenizer._bpe.written(text))
         known = tokenizer._bpe.first_symbols("".join(parts))
         rank, sep = tokenizer._bpe.ranks.get, tokenizer._bpe.separator
-        found = [rank(a + sep + b, 1 << 60) for a, b in zip(known, known[1:])]
+        found = [rank(a + sep + b, 1 << 60) for a, b in itertools.pairwise(known)]
         assert tokenizer._bpe._merge_long(list(known)) == tokenizer._bpe._merge(list(known), found)
 
 

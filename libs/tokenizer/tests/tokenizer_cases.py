@@ -109,5 +109,7 @@ def component_json(index: int) -> dict:
     every = components()
     data = json.loads(json.dumps(every["configs"][index][0]))
     model = data["model"]
-    model["vocab"], model["merges"] = (every["bytes"], every["byte_merges"]) if model["vocab"] == "BYTES" else (every["chars"], every["merges"])
+    model["vocab"], model["merges"] = (
+        (every["bytes"], every["byte_merges"]) if model["vocab"] == "BYTES" else (every["chars"], every["merges"])
+    )
     return data

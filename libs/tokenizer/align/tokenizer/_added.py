@@ -1,6 +1,7 @@
 """Added tokens: found in the text before the model sees it, with the reference's rules for each flag."""
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from align.tokenizer import _unicode as U
@@ -14,6 +15,10 @@ class AddedToken(NamedTuple):
     rstrip: bool = False
     normalized: bool = True
     special: bool = False
+
+
+# Says of a match (token, start, end) that it is to be left as text.
+Skip = Callable[[AddedToken, int, int], bool]
 
 
 def _trie_pattern(words: list[str]) -> str:
@@ -37,18 +42,19 @@ def _trie_pattern(words: list[str]) -> str:
 class Matcher:
     """Finds the tokens of one group (normalised or not) in a text."""
 
-    def __init__(self, by_text: dict[str, AddedToken]):
+    def __init__(self, by_text: dict[str, AddedToken]) -> None:
         self._by_text = by_text
         # Deep tries would nest the pattern beyond what `re` takes; the plain form is the same language.
         longest_first = sorted(by_text, key=len, reverse=True)
         deep = any(len(text) > 60 for text in by_text)
         pattern = "|".join(map(re.escape, longest_first)) if deep else _trie_pattern(longest_first)
         self._find = re.compile(pattern).finditer if by_text else None
-        self._space = self._word = None
+        self._space: U.CodeSet | None = None
+        self._word: U.CodeSet = ()
         if any(t.single_word or t.lstrip or t.rstrip for t in by_text.values()):
             self._space, self._word = U.property_set("s"), U.property_set("rust_w")
 
-    def matches(self, text: str, skip) -> list[tuple[int, int, AddedToken]]:
+    def matches(self, text: str, skip: Skip) -> list[tuple[int, int, AddedToken]]:
         """(start, end, token), in order; `skip(token, start, end)` says which to leave as text."""
         if not self._find:
             return []

@@ -1,21 +1,28 @@
 """Many texts over several processes."""
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
 from align.tokenizer._errors import TokenizerError
+
+if TYPE_CHECKING:
+    from align.tokenizer._tokenizer import Tokenizer
 
 _tokenizer = None
 
 
-def _start(tokenizer):
+def _start(tokenizer: "Tokenizer") -> None:
     global _tokenizer
     _tokenizer = tokenizer
 
 
-def _encode(job) -> list[list[int]]:
+def _encode(job: Any) -> list[list[int]]:
     texts, add_special_tokens, special = job
+    assert _tokenizer is not None  # _start ran in this process
     return [_tokenizer.encode(text, add_special_tokens=add_special_tokens, special=special) for text in texts]
 
 
-def encode_batch(tokenizer, texts, processes: int, add_special_tokens: bool, special: str) -> list[list[int]]:
+def encode_batch(tokenizer: "Tokenizer", texts: Iterable[str], processes: int, add_special_tokens: bool, special: str) -> list[list[int]]:
     """In order. Processes are spawned, so that a parent with threads or a GPU is safe; a script that calls this needs the usual
     `if __name__ == "__main__":`."""
     if not isinstance(processes, int) or processes < 1:

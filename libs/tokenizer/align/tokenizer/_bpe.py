@@ -5,9 +5,11 @@ and any two neighbours that make one merge (tiktoken's rule). With byte-level mo
 GPT-2's byte alphabet, one printable character per byte.
 """
 
+import itertools
 import re
 from array import array
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 _LONG = 48  # symbols; above, a heap beats scanning
 _INFINITE = 1 << 60
@@ -28,13 +30,25 @@ BYTE_TO_CHAR = _byte_alphabet()
 CHAR_TO_BYTE = {char: byte for byte, char in enumerate(BYTE_TO_CHAR)}
 
 
-class Bpe(dict):
+class Bpe(dict[str, tuple[int, ...]]):
     """The model, as the cache of what it made of each word: `bpe[word]` is the tuple of ids.
 
     A dict with __missing__ so that `chain.from_iterable(map(bpe.__getitem__, words))` runs in C.
     """
 
-    def __init__(self, vocab, ranks, separator, *, unk, fuse_unk, byte_fallback, ignore_merges, byte_level, cache_words=100_000):
+    def __init__(
+        self,
+        vocab: dict[str, int],
+        ranks: dict[str, int],
+        separator: str,
+        *,
+        unk: str | None,
+        fuse_unk: bool,
+        byte_fallback: bool,
+        ignore_merges: bool,
+        byte_level: bool,
+        cache_words: int = 100_000,
+    ) -> None:
         super().__init__()
         self.vocab, self.ranks, self.separator = vocab, ranks, separator
         self.unk, self.fuse_unk, self.ignore_merges, self.byte_level = unk, fuse_unk, ignore_merges, byte_level
@@ -71,20 +85,21 @@ class Bpe(dict):
             return [word]
         if len(word) <= _LONG and (self._whole_alphabet or all(map(self.vocab.__contains__, word))):
             pair = self._pairs.get
-            return self._merge(list(word), [pair(a + b, _INFINITE) for a, b in zip(word, word[1:])])
+            return self._merge(list(word), [pair(a + b, _INFINITE) for a, b in itertools.pairwise(word)])
         parts = self.first_symbols(word)
         if len(parts) > _LONG:
             return self._merge_long(parts)
         rank, sep = self.ranks.get, self.separator
-        return self._merge(parts, [rank(a + sep + b, _INFINITE) for a, b in zip(parts, parts[1:])])
+        return self._merge(parts, [rank(a + sep + b, _INFINITE) for a, b in itertools.pairwise(parts)])
 
     def first_symbols(self, chars: str) -> list[str]:
         """Characters that are no token become byte tokens, else the unknown token, else nothing."""
         parts: list[str] = []
+        unk = self.unk or ""
         waiting = False  # an unknown token that is put down when the next known character comes, as the reference does
         for char in chars:
             if char in self.vocab:
-                parts += [self.unk, char] if waiting else [char]
+                parts += [unk, char] if waiting else [char]
                 waiting = False
                 continue
             if self.byte_tokens:
@@ -94,9 +109,9 @@ class Bpe(dict):
                     continue
             if self.unk is not None:
                 if waiting and not self.fuse_unk:
-                    parts.append(self.unk)
+                    parts.append(unk)
                 waiting = True
-        return [*parts, self.unk] if waiting else parts
+        return [*parts, unk] if waiting else parts
 
     def _merge(self, parts: list[str], found: list[int]) -> list[str]:
         """Merges the pair of lowest rank, leftmost first, until none is left; `found` holds the rank of each adjacent pair."""
@@ -124,16 +139,16 @@ class Bpe(dict):
             if rank is not None:
                 heap.append(rank * size + at)
         heapify(heap)
-        alive: list[str | None] = parts
+        alive = parts
         while heap:
             rank, at = divmod(heappop(heap), size)
-            left = alive[at]
+            left = alive[at]  # "" where it has gone into its left neighbour
             right_at = after[at]
             # An entry is stale when either side has changed since: then the pair has another rank, or none.
-            if left is None or right_at >= size or get(left + sep + alive[right_at]) != rank:
+            if not left or right_at >= size or get(left + sep + alive[right_at]) != rank:
                 continue
             token = alive[at] = left + alive[right_at]
-            alive[right_at] = None
+            alive[right_at] = ""
             nxt = after[at] = after[right_at]
             if nxt < size:
                 before[nxt] = at
@@ -145,7 +160,7 @@ class Bpe(dict):
                 rank = get(alive[prev] + sep + token)
                 if rank is not None:
                     heappush(heap, rank * size + prev)
-        return [part for part in alive if part is not None]
+        return [part for part in alive if part]
 
 
 def to_alphabet(word: str) -> str:
@@ -167,7 +182,7 @@ _ASCII_SEGMENTS = "\n|[0-9]| *(?:[A-Za-z]+|[\\x00-\\x09\\x0b-\\x1f!-/:-@\\[-`{-\
 _BESIDE_PUNCTUATION = re.compile("[!-/:-@\\[-`{-~]([^\\x00-\\x7f\u2581])|([^\\x00-\\x7f\u2581])(?=[!-/:-@\\[-`{-~])")
 
 
-def segmenter(bpe: Bpe):
+def segmenter(bpe: Bpe) -> "_Segmenter | None":
     """A function that cuts a text where no merge can reach across, or None where no such cut is proved.
 
     A cut between two characters is lossless when no token that merging can reach holds them side by side: BPE never joins
@@ -196,11 +211,11 @@ def segmenter(bpe: Bpe):
 class _Segmenter:
     """The proved cut; a class, so that tokenizers can be pickled."""
 
-    def __init__(self, pattern: str, ascii_pattern: str):
+    def __init__(self, pattern: str, ascii_pattern: str) -> None:
         self.patterns = pattern, ascii_pattern
         self._any, self._ascii = re.compile(pattern).findall, re.compile(ascii_pattern).findall
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _Segmenter, self.patterns
 
     def __call__(self, text: str) -> list[str]:

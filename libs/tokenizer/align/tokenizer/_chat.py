@@ -1,10 +1,16 @@
 """Conversations: rendered text, ids in which users cannot forge control tokens, and the exact assistant mask."""
 
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from align.tokenizer import _values as V
 from align.tokenizer._errors import ChatError
 from align.tokenizer._offsets import Walk
+
+if TYPE_CHECKING:
+    from align.tokenizer._added import AddedToken
+    from align.tokenizer._tokenizer import Tokenizer
 
 
 class Segment(NamedTuple):
@@ -22,7 +28,8 @@ class Chat(NamedTuple):
     text: what the template makes of the messages, equal to Hugging Face's.
     ids: its tokens. Control tokens are recognised in the template's own text alone, unless `compat` was asked for.
     assistant_mask: one bool per id, True where the model itself would have sampled the token: an assistant message's content and
-    tool calls, with the end-of-turn token; never the role header, the line break after the end of turn, or an empty thinking block that the template put in.
+    tool calls, with the end-of-turn token; never the role header, the line break after the end of turn, or an empty
+    thinking block that the template put in.
     segments: the text cut by who wrote it.
     """
 
@@ -32,7 +39,15 @@ class Chat(NamedTuple):
     segments: list[Segment]
 
 
-def render_chat(tokenizer, messages, tools, add_generation_prompt, template, variables, compat) -> Chat:
+def render_chat(
+    tokenizer: "Tokenizer",
+    messages: Any,
+    tools: Any,
+    add_generation_prompt: bool,
+    template: str | None,
+    variables: dict[str, Any] | None,
+    compat: bool,
+) -> Chat:
     source = template if template is not None else tokenizer.chat_template
     if source is None:
         raise ChatError("this tokenizer has no chat template; pass template=…")
@@ -50,7 +65,7 @@ def render_chat(tokenizer, messages, tools, add_generation_prompt, template, var
     return Chat(str(text), ids, mask, _segments(text))
 
 
-def _checked(messages) -> list[dict]:
+def _checked(messages: Any) -> list[dict[str, Any]]:
     import json
 
     if not isinstance(messages, (list, tuple)):
@@ -67,8 +82,8 @@ def _checked(messages) -> list[dict]:
     return list(messages)
 
 
-def _variables(tokenizer, messages, tools, variables) -> dict:
-    names: dict = {"tools": V.wrap(tools, ("tools", None)), "documents": None}
+def _variables(tokenizer: "Tokenizer", messages: Any, tools: Any, variables: dict[str, Any] | None) -> dict[str, Any]:
+    names: dict[str, Any] = {"tools": V.wrap(tools, ("tools", None)), "documents": None}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = getattr(tokenizer, name)
         if value is not None:
@@ -78,13 +93,13 @@ def _variables(tokenizer, messages, tools, variables) -> dict:
     return names
 
 
-def _render(tree, names: dict, add_generation_prompt: bool) -> str:
+def _render(tree: Any, names: dict[str, Any], add_generation_prompt: bool) -> str:
     from align.tokenizer._evaluate import Renderer  # loaded with the first chat
 
     return Renderer(tree, {**names, "add_generation_prompt": add_generation_prompt}).render()
 
 
-def _runs(text: str):
+def _runs(text: str) -> Iterator[Any]:
     """(start, end, origin), in order, empty ones included."""
     at = 0
     for length, origin in V.runs_of(text):
@@ -104,7 +119,7 @@ def _segments(text: str) -> list[Segment]:
     return out
 
 
-def _refuse_dropped(messages: list[dict], text: str):
+def _refuse_dropped(messages: list[dict[str, Any]], text: str) -> None:
     """A message of which nothing is left in the text is an error: nobody would see that it was never trained on."""
     seen = {origin[0] for start, end, origin in _runs(text) if origin and origin[1] != "role" and end > start}
     for i, message in enumerate(messages):
@@ -120,7 +135,7 @@ def _refuse_dropped(messages: list[dict], text: str):
 # --- what the model samples
 
 
-def _regions(tokenizer, tree, names, messages, text) -> list[tuple[int, int]]:
+def _regions(tokenizer: "Tokenizer", tree: Any, names: Any, messages: Any, text: str) -> list[tuple[int, int]]:
     """(start, end) of the text that the model would sample, one per assistant message that left a trace."""
     runs = list(_runs(text))
     plain = str(text)
@@ -141,7 +156,7 @@ def _regions(tokenizer, tree, names, messages, text) -> list[tuple[int, int]]:
     return out
 
 
-def _headers(tree, names, text) -> list[str]:
+def _headers(tree: Any, names: Any, text: str) -> list[str]:
     """The generation prompts that the template can put, the longest first: with its defaults, and with thinking switched off."""
     found = set()
     for extra in ({}, {"enable_thinking": False}):
@@ -154,12 +169,12 @@ def _headers(tree, names, text) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def _start(tokenizer, text: str, before: int, first: int, headers: list[str]) -> int:
+def _start(tokenizer: "Tokenizer", text: str, before: int, first: int, headers: list[str]) -> int:
     """Where sampling begins: after the generation prompt, if one stands before the content; else after the last control token when
     only white space follows it; else at the content."""
     for header in headers:
-        at = text.rfind(header, before, max(first, min(len(text), first + len(header))))
-        if at >= 0 and not (at > first):
+        at = text.rfind(header, before, first - 1 + len(header))  # one that begins before the content
+        if at >= 0:
             return at + len(header)
     lead = text[before:first]
     ends = [end for _, end, token in _control(tokenizer, lead) if token.special]
@@ -168,7 +183,7 @@ def _start(tokenizer, text: str, before: int, first: int, headers: list[str]) ->
     return first
 
 
-def _end(tokenizer, text: str, last: int, after: int) -> int:
+def _end(tokenizer: "Tokenizer", text: str, last: int, after: int) -> int:
     """After the end-of-turn token: eos where it follows, else the first control token; else the end of the content."""
     found = [(last + end, token) for _, end, token in _control(tokenizer, text[last:after]) if token.special]
     for end, token in found:
@@ -177,15 +192,15 @@ def _end(tokenizer, text: str, last: int, after: int) -> int:
     return found[0][0] if found else last
 
 
-def _control(tokenizer, text: str):
+def _control(tokenizer: "Tokenizer", text: str) -> "list[tuple[int, int, AddedToken]]":
     return sorted(tokenizer._raw_matcher.matches(text, _keep) + tokenizer._normal_matcher.matches(text, _keep))
 
 
-def _keep(token, start, end) -> bool:
+def _keep(token: "AddedToken", start: int, end: int) -> bool:
     return False
 
 
-def _encode(tokenizer, text: str, starts: list[int], compat: bool):
+def _encode(tokenizer: "Tokenizer", text: str, starts: list[int], compat: bool) -> Any:
     """Ids and character offsets. Unless `compat`, a control token counts only where all its characters are the template's, and
     sampled text is encoded apart from the prompt before it, as it is when the model samples it. (Where the prompt ends in a control
     token, as SentencePiece-style models' do, that is so anyway.)"""
@@ -195,27 +210,27 @@ def _encode(tokenizer, text: str, starts: list[int], compat: bool):
     theirs = [(a, b) for a, b, origin in _runs(text) if origin is not None and b > a]
     cuts = sorted({0, len(plain), *(starts if tokenizer._pretokenizer.cuts_anywhere and tokenizer._bpe.byte_level else ())})
     ids, offsets = [], []
-    for a, b in zip(cuts, cuts[1:]):
+    for a, b in itertools.pairwise(cuts):
         more_ids, more_offsets = _safe(tokenizer, plain, theirs, a, b)
         ids += more_ids
         offsets += more_offsets
     return ids, offsets
 
 
-def _safe(tokenizer, text: str, theirs: list[tuple[int, int]], start: int, end: int):
+def _safe(tokenizer: "Tokenizer", text: str, theirs: list[tuple[int, int]], start: int, end: int) -> Any:
     marks = bytearray(end - start)
     for a, b in theirs:
         for i in range(max(a, start), min(b, end)):
             marks[i - start] = 1
 
-    def skip(token, a, b):
+    def skip(token: "AddedToken", a: Any, b: Any) -> Any:
         return any(marks[a:b])
 
     found = Walk(tokenizer, text[start:end], skip, "char")
     return found.ids, [(a + start, b + start) for a, b in found.offsets]
 
 
-def _mask(offsets, regions) -> list[bool]:
+def _mask(offsets: Any, regions: Any) -> list[bool]:
     mask = [False] * len(offsets)
     k = 0
     for i, (a, b) in enumerate(offsets):

@@ -5,8 +5,14 @@ what happens to the joined text (`after`). ByteLevel is a chain of its own: toke
 """
 
 import codecs
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from align.tokenizer._bpe import CHAR_TO_BYTE
+
+if TYPE_CHECKING:
+    from align.tokenizer._regex import Finder
+    from align.tokenizer._tokenizer import Tokenizer
 
 
 def byte_level_bytes(token: str) -> bytes:
@@ -30,7 +36,9 @@ def byte_value(token: str) -> int | None:
 class Chain:
     """A decoder. `per_token(text, is_first)`, then bytes, then `after` on the joined text; `joiner` goes between tokens."""
 
-    def __init__(self, *, byte_level=False, per_token=(), byte_fallback=False, after=(), joiner=""):
+    def __init__(
+        self, *, byte_level: bool = False, per_token: Any = (), byte_fallback: bool = False, after: Any = (), joiner: str = ""
+    ) -> None:
         self.byte_level, self.byte_fallback, self.joiner = byte_level, byte_fallback, joiner
         self._per_token, self._after = tuple(per_token), tuple(after)
         self.strip_start = self._after[0] if len(self._after) == 1 and isinstance(self._after[0], StripStart) else None
@@ -93,7 +101,7 @@ def run_text(run: bytes | bytearray) -> list[str]:
 
 
 class ReplaceAll:
-    def __init__(self, finder, old: str | None, new: str):
+    def __init__(self, finder: "Finder", old: str | None, new: str) -> None:
         self._finder, self._old, self._new = finder, old, new
 
     def __call__(self, text: str, first: bool) -> str:
@@ -105,7 +113,7 @@ class ReplaceAll:
 class StripStart:
     """Strip: up to `start` times `char` from the front and up to `stop` times from the end."""
 
-    def __init__(self, char: str, start: int, stop: int):
+    def __init__(self, char: str, start: int, stop: int) -> None:
         self.char, self.start, self.stop = char, start, stop
 
     def __call__(self, text: str, first: bool) -> str:
@@ -121,7 +129,7 @@ class StripStart:
 class MetaspacePiece:
     """Replacement characters are spaces again; the first token loses all of its own, as in the reference."""
 
-    def __init__(self, replacement: str, strip_first: bool):
+    def __init__(self, replacement: str, strip_first: bool) -> None:
         self._replacement, self._strip_first = replacement, strip_first
 
     def __call__(self, text: str, first: bool) -> str:
@@ -137,7 +145,7 @@ class Decoder:
     can turn a whole run into U+FFFD). `prefix` are ids already shown, such as a prompt: they shape what follows and are not returned.
     """
 
-    def __init__(self, tokenizer, *, skip_special: bool = False, prefix=()):
+    def __init__(self, tokenizer: "Tokenizer", *, skip_special: bool = False, prefix: Iterable[int] = ()) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._chain: Chain = tokenizer._chain
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -179,7 +187,7 @@ class Decoder:
         if not chain.streams:
             return chain.text(self._held)
         text = self._stripped(self._flush_run())
-        if not self._tail:
+        if not self._tail or chain.strip_start is None:
             return text
         stop = chain.strip_start.stop
         return text + StripStart(chain.strip_start.char, 0, stop)(self._tail, False)

@@ -3,11 +3,23 @@
 import json
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from align.tokenizer._errors import TokenizerError, VendoredWarning
 from align.tokenizer._unicode import ASSETS
 
-NAMES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json")
+if TYPE_CHECKING:
+    from align.tokenizer._tokenizer import Tokenizer
+
+NAMES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "added_tokens.json",
+)
 _SOURCES = ("tokenizer.json", "tokenizer.json.gz", "tekken.json", "tekken.json.gz", "tokenizer.model")
 VENDORED = {"mistral-7b-v0.3": ("mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-instruct-v0.3")}
 
@@ -26,7 +38,7 @@ def _read(path: Path) -> bytes:
         raise TokenizerError(f"{path}: cannot be read: {error}") from None
 
 
-def _json(path: Path) -> dict:
+def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
@@ -38,9 +50,9 @@ def _json(path: Path) -> dict:
     return value
 
 
-def _config(directory: Path) -> dict:
+def _config(directory: Path) -> dict[str, Any]:
     """tokenizer_config.json, the special tokens map where the former is silent, and chat_template.jinja over both."""
-    config: dict = {}
+    config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (directory / name).is_file():
             config.update({k: v for k, v in _json(directory / name).items() if v is not None})
@@ -50,7 +62,7 @@ def _config(directory: Path) -> dict:
     return config
 
 
-def load(cls, path: Path):
+def load(cls: "type[Tokenizer]", path: Path) -> "Tokenizer":
     if path.is_dir():
         found = next((p for p in (path / name for name in _SOURCES) if p.is_file()), None)
         if found is None:
@@ -61,7 +73,7 @@ def load(cls, path: Path):
     return cls(_data(path), _config(path.parent), where=str(path), files=_present(path.parent, path))
 
 
-def _data(path: Path) -> dict:
+def _data(path: Path) -> dict[str, Any]:
     """The file as tokenizer.json data: itself, or converted from tekken.json or SentencePiece's .model."""
     from align.tokenizer._sources import from_sentencepiece, from_tekken
 
@@ -77,7 +89,7 @@ def _present(directory: Path, main: Path) -> list[Path]:
     return [main, *(p for p in (directory / name for name in NAMES) if p.is_file() and p != main)]
 
 
-def save(tokenizer, directory: Path) -> list[Path]:
+def save(tokenizer: "Tokenizer", directory: Path) -> list[Path]:
     import shutil
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -102,14 +114,14 @@ def vendored_dir(name: str = "mistral-7b-v0.3") -> Path:
     return ASSETS / name
 
 
-def vendored(name: str = "mistral-7b-v0.3"):
+def vendored(name: str = "mistral-7b-v0.3") -> "Tokenizer":
     """The tokenizer whose files are part of the library (assets/<name>/PROVENANCE.md): `mistral-7b-v0.3`."""
     from align.tokenizer._tokenizer import Tokenizer
 
     return Tokenizer.load(vendored_dir(name))
 
 
-def resolve_tokenizer(path_or_name):
+def resolve_tokenizer(path_or_name: "str | Path") -> "Tokenizer":
     """A model directory's own tokenizer when its files are whole; else the vendored copy, with a VendoredWarning that says why.
 
     path_or_name: a directory, a tokenizer.json, or a name (`mistral-7b-v0.3`, `mistralai/Mistral-7B-v0.3`, …). A directory without a
@@ -126,7 +138,7 @@ def resolve_tokenizer(path_or_name):
     try:
         return Tokenizer.load(path)
     except TokenizerError as error:
-        name = name or _vendored_name(path.resolve().as_posix()) or (path.is_dir() and _by_config(path))
+        name = name or _vendored_name(path.resolve().as_posix()) or (_by_config(path) if path.is_dir() else None)
         if not name:
             raise
         warnings.warn(f"{path} has no usable tokenizer ({error}); using the vendored {name}", VendoredWarning, stacklevel=2)

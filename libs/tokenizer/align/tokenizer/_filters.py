@@ -1,7 +1,9 @@
 """Filters, tests and functions that chat templates may use, with Jinja's and Hugging Face's meanings."""
 
 import json
+from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
 from align.tokenizer import _values as V
 
@@ -13,12 +15,20 @@ class Raised(Exception):
 class Loop:
     """The `loop` variable."""
 
-    def __init__(self, items: list, index: int):
+    def __init__(self, items: list[Any], index: int) -> None:
         self.items, self.index = items, index
 
-    def attribute(self, name: str, undefined):
+    def attribute(self, name: str, undefined: Any) -> Any:
         size, i = len(self.items), self.index
-        values = {"index": i + 1, "index0": i, "revindex": size - i, "revindex0": size - i - 1, "first": i == 0, "last": i == size - 1, "length": size}
+        values = {
+            "index": i + 1,
+            "index0": i,
+            "revindex": size - i,
+            "revindex0": size - i - 1,
+            "first": i == 0,
+            "last": i == size - 1,
+            "length": size,
+        }
         if name == "previtem":
             return self.items[i - 1] if i else undefined(name)
         if name == "nextitem":
@@ -26,7 +36,7 @@ class Loop:
         return values[name] if name in values else undefined(name)
 
 
-def listed(value) -> list:
+def listed(value: Any) -> list[Any]:
     """What a loop runs over."""
     if isinstance(value, str):
         return [V.part(value, i, i + 1) for i in range(len(value))]
@@ -35,17 +45,17 @@ def listed(value) -> list:
     return list(value)
 
 
-def as_text(value) -> str:
+def as_text(value: Any) -> str:
     """str(value), with origins."""
     return value if isinstance(value, str) else V.tagged(shown(value), V.origin_of(value))
 
 
-def shown(value) -> str:
+def shown(value: Any) -> str:
     """A value as Jinja prints it; strings inside lists and dicts print like plain ones."""
     return str(_plain(value))
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {_plain(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -53,17 +63,19 @@ def _plain(value):
     return str(value) if isinstance(value, V.Text) else value
 
 
-def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+def tojson(value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False) -> str:
     """Hugging Face's tojson: json.dumps without HTML escapes. Raises TypeError on what is no JSON."""
     separators = tuple(separators) if separators else None
-    return V.tagged(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys), V.origin_of(value))
+    return V.tagged(
+        json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys), V.origin_of(value)
+    )
 
 
-def trim(value, chars=None) -> str:
+def trim(value: Any, chars: Any = None) -> str:
     return V.stripped(as_text(value), "both", chars)
 
 
-def join(value, separator="", attribute=None) -> str:
+def join(value: Any, separator: str = "", attribute: Any = None) -> str:
     items = listed(value)
     if attribute is not None:
         items = [_attribute(item, attribute) for item in items]
@@ -71,7 +83,7 @@ def join(value, separator="", attribute=None) -> str:
     return V.concat(pieces[1:])
 
 
-def _attribute(item, path):
+def _attribute(item: Any, path: Any) -> Any:
     for name in str(path).split(".") if isinstance(path, str) else [path]:
         if isinstance(name, str) and name.isdigit():
             name = int(name)
@@ -82,49 +94,49 @@ def _attribute(item, path):
     return item
 
 
-def _select(keep: bool, by_attribute: bool):
-    def select(value, *args):
-        args = list(args)
-        attribute = args.pop(0) if by_attribute else None
-        name = args.pop(0) if args else None
+def _select(keep: bool, by_attribute: bool) -> Any:
+    def select(value: Any, *args: Any) -> Any:
+        rest = list(args)
+        attribute = rest.pop(0) if by_attribute else None
+        name = rest.pop(0) if rest else None
         if name is not None and name not in TESTS:
             raise ValueError(f"the test {name!r} is not supported")
-        test = TESTS[name] if name is not None else bool
-        return [i for i in listed(value) if bool(test(_attribute(i, attribute) if by_attribute else i, *args)) == keep]
+        test: Callable[..., Any] = TESTS[name] if name is not None else bool
+        return [i for i in listed(value) if bool(test(_attribute(i, attribute) if by_attribute else i, *rest)) == keep]
 
     return select
 
 
-def map_(value, name=None, *args, attribute=None, default=None):
+def map_(value: Any, name: str | None = None, *args: Any, attribute: Any = None, default: Any = None) -> Any:
     if attribute is not None:
         found = [_attribute(item, attribute) for item in listed(value)]
         return [default if default is not None and isinstance(item, V.Undefined) else item for item in found]
-    if name not in FILTERS:
+    if name is None or name not in FILTERS:
         raise ValueError(f"the filter {name!r} is not supported")
     return [FILTERS[name](item, *args) for item in listed(value)]
 
 
-def dictsort(value, case_sensitive=False, by="key", reverse=False):
-    def key(pair):
+def dictsort(value: Any, case_sensitive: Any = False, by: Any = "key", reverse: Any = False) -> Any:
+    def key(pair: Any) -> Any:
         found = pair[0 if by == "key" else 1]
         return found.lower() if isinstance(found, str) and not case_sensitive else found
 
     return [list(pair) for pair in sorted(value.items(), key=key, reverse=reverse)]
 
 
-def sort(value, reverse=False, case_sensitive=False, attribute=None):
-    def key(item):
+def sort(value: Any, reverse: Any = False, case_sensitive: Any = False, attribute: Any = None) -> Any:
+    def key(item: Any) -> Any:
         found = item if attribute is None else _attribute(item, attribute)
         return found.lower() if isinstance(found, str) and not case_sensitive else found
 
     return sorted(listed(value), key=key, reverse=reverse)
 
 
-def default(value, other="", boolean=False):
+def default(value: Any, other: Any = "", boolean: Any = False) -> Any:
     return other if isinstance(value, V.Undefined) or (boolean and not value) else value
 
 
-def items(value):
+def items(value: Any) -> Any:
     if isinstance(value, V.Undefined):
         return []
     if not isinstance(value, dict):
@@ -132,7 +144,7 @@ def items(value):
     return [list(pair) for pair in value.items()]
 
 
-def indent(value, width=4, first=False, blank=False) -> str:
+def indent(value: Any, width: Any = 4, first: Any = False, blank: Any = False) -> str:
     prefix = width if isinstance(width, str) else " " * min(width, 1000)
     lines = V.split(as_text(value), "\n")
     out = []
@@ -142,12 +154,12 @@ def indent(value, width=4, first=False, blank=False) -> str:
     return V.concat(out)
 
 
-def _method(name: str):
+def _method(name: str) -> Any:
     return lambda value, *args: V.call_method(as_text(value), name, list(args), {})
 
 
-def _number(kind):
-    def convert(value, default=0):
+def _number(kind: Any) -> Any:
+    def convert(value: Any, default: Any = 0) -> Any:
         try:
             return kind(value)
         except (TypeError, ValueError, OverflowError):
@@ -156,60 +168,64 @@ def _number(kind):
     return convert
 
 
-def _first(value):
+def _first(value: Any) -> Any:
     found = listed(value)
     return found[0] if found else V.Undefined("first of nothing")
 
 
-def _last(value):
+def _last(value: Any) -> Any:
     found = listed(value)
     return found[-1] if found else V.Undefined("last of nothing")
 
 
-def unique(value):
-    out: list = []
+def unique(value: Any) -> Any:
+    out: list[Any] = []
     for item in listed(value):
         if item not in out:
             out.append(item)
     return out
 
 
-FILTERS = {
+FILTERS: dict[str, Callable[..., Any]] = {
     "trim": trim, "tojson": tojson, "length": len, "count": len, "list": listed, "items": items, "join": join, "string": as_text,
     "selectattr": _select(True, True), "rejectattr": _select(False, True), "select": _select(True, False), "reject": _select(False, False),
     "map": map_, "dictsort": dictsort, "sort": sort, "default": default, "d": default, "safe": as_text, "unique": unique, "indent": indent,
-    "lower": _method("lower"), "upper": _method("upper"), "capitalize": _method("capitalize"), "title": _method("title"), "replace": _method("replace"),
+    "lower": _method("lower"), "upper": _method("upper"), "capitalize": _method("capitalize"), "title": _method("title"),
+    "replace": _method("replace"),
     "first": _first, "last": _last, "reverse": lambda v: V.sliced(v, slice(None, None, -1)) if isinstance(v, str) else listed(v)[::-1],
-    "int": _number(int), "float": _number(float), "abs": abs, "min": lambda v: min(listed(v)), "max": lambda v: max(listed(v)), "sum": lambda v: sum(listed(v)),
+    "int": _number(int), "float": _number(float), "abs": abs, "min": lambda v: min(listed(v)), "max": lambda v: max(listed(v)),
+    "sum": lambda v: sum(listed(v)),
 }  # fmt: skip
 
 
-def _is_number(value) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
-def _iterable(value) -> bool:
+def _iterable(value: Any) -> bool:
     return isinstance(value, (str, list, dict, V.Undefined))
 
 
-TESTS = {
+TESTS: dict[str, Callable[..., Any]] = {
     "defined": lambda v: not isinstance(v, V.Undefined), "undefined": lambda v: isinstance(v, V.Undefined), "none": lambda v: v is None,
     "string": lambda v: isinstance(v, str), "mapping": lambda v: isinstance(v, dict), "iterable": _iterable, "number": _is_number,
     "sequence": lambda v: isinstance(v, (str, list, dict, V.Undefined)), "boolean": lambda v: v is True or v is False,
     "integer": lambda v: isinstance(v, int) and not isinstance(v, bool), "float": lambda v: isinstance(v, float),
     "true": lambda v: v is True, "false": lambda v: v is False, "callable": lambda v: callable(v) or hasattr(v, "call"),
     "odd": lambda v: v % 2 == 1, "even": lambda v: v % 2 == 0, "divisibleby": lambda v, n: v % n == 0, "in": lambda v, s: v in s,
-    "equalto": lambda a, b: a == b, "eq": lambda a, b: a == b, "==": lambda a, b: a == b, "ne": lambda a, b: a != b, "!=": lambda a, b: a != b,
+    "equalto": lambda a, b: a == b, "eq": lambda a, b: a == b, "==": lambda a, b: a == b, "ne": lambda a, b: a != b,
+    "!=": lambda a, b: a != b,
     "lt": lambda a, b: a < b, "lessthan": lambda a, b: a < b, "gt": lambda a, b: a > b, "greaterthan": lambda a, b: a > b,
-    "le": lambda a, b: a <= b, "ge": lambda a, b: a >= b, "sameas": lambda a, b: a is b, "lower": lambda v: str(v).islower(), "upper": lambda v: str(v).isupper(),
+    "le": lambda a, b: a <= b, "ge": lambda a, b: a >= b, "sameas": lambda a, b: a is b, "lower": lambda v: str(v).islower(),
+    "upper": lambda v: str(v).isupper(),
 }  # fmt: skip
 
 
-def raise_exception(message=""):
+def raise_exception(message: Any = "") -> None:
     raise Raised(shown(message))
 
 
-def namespace(*args, **named):
+def namespace(*args: Any, **named: Any) -> Any:
     space = V.Namespace()
     for arg in args:
         space.update(arg)
@@ -217,12 +233,12 @@ def namespace(*args, **named):
     return space
 
 
-def strftime_now(pattern):
+def strftime_now(pattern: Any) -> Any:
     """The time of the call; a run that must repeat passes its own `strftime_now` or date in `variables`."""
     return datetime.now().strftime(str(pattern))
 
 
-def range_(*args):
+def range_(*args: Any) -> Any:
     numbers = range(*args)
     if len(numbers) > 100_000:
         raise ValueError("a range of more than 100000 numbers")
@@ -232,5 +248,5 @@ def range_(*args):
 FUNCTIONS = (raise_exception, namespace, strftime_now, range_, dict)
 
 
-def globals_() -> dict:
+def globals_() -> dict[str, Any]:
     return {"raise_exception": raise_exception, "namespace": namespace, "strftime_now": strftime_now, "range": range_, "dict": dict}

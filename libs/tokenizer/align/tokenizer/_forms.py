@@ -7,6 +7,7 @@ reordered, and stay out of composition.
 import json
 import re
 from functools import cache
+from typing import Any
 
 from align.tokenizer import _unicode as U
 from align.tokenizer._normalise import Spans
@@ -15,7 +16,7 @@ _L, _V, _T, _S = 0x1100, 0x1161, 0x11A7, 0xAC00  # Hangul is arithmetic: 19 × 2
 
 
 @cache
-def _tables() -> tuple[dict, dict, dict, dict, dict]:
+def _tables() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Combining classes, full canonical and full compatibility decompositions, composition pairs, lower case."""
     raw = json.loads((U.ASSETS / "unicode" / "forms.json").read_text("utf-8"))
     classes = {chr(c): int(k) for k, ranges in raw["ccc"].items() for a, b in ranges for c in range(a, b + 1)}
@@ -23,7 +24,7 @@ def _tables() -> tuple[dict, dict, dict, dict, dict]:
     return classes, raw["canonical"], compatible, raw["compose"], raw["lower"]
 
 
-def _decomposed(char: str, table: dict) -> str:
+def _decomposed(char: str, table: dict[str, str]) -> str:
     index = ord(char) - _S
     if 0 <= index < 11172:
         tail = index % 28
@@ -31,7 +32,7 @@ def _decomposed(char: str, table: dict) -> str:
     return table.get(char, char)
 
 
-def _composed(first: str, second: str, pairs: dict) -> str | None:
+def _composed(first: str, second: str, pairs: dict[str, Any]) -> str | None:
     a, b = ord(first), ord(second)
     if _L <= a < _L + 19 and _V <= b < _V + 21:
         return chr(_S + ((a - _L) * 21 + b - _V) * 28)
@@ -43,7 +44,7 @@ def _composed(first: str, second: str, pairs: dict) -> str | None:
 class Form:
     """One normal form. Only the stretches that it can change are looked at."""
 
-    def __init__(self, compatible: bool, compose: bool):
+    def __init__(self, compatible: bool, compose: bool) -> None:
         self._classes, canonical, compat, self._pairs, _ = _tables()
         self._table = compat if compatible else canonical
         self._compose = compose
@@ -60,7 +61,7 @@ class Form:
         self._dirty = re.compile(f"(?s:.?)[{letter}]+")
         self._any = re.compile(f"[{chr(members[0])}-\U0010ffff]")
 
-    def _runs(self, text: str):
+    def _runs(self, text: str) -> Any:
         """(start, end) of each stretch that may change."""
         if text.isascii() or not self._any.search(text):
             return []
@@ -96,7 +97,7 @@ class Form:
         self._reorder(parts)
         return self._recomposed(parts) if self._compose else parts
 
-    def _reorder(self, parts: list[tuple[str, int]]):
+    def _reorder(self, parts: list[tuple[str, int]]) -> None:
         """Sorts each run of marks by combining class, stably, in place."""
         at = 0
         while at < len(parts):
@@ -139,7 +140,7 @@ def shifted(changes: list[int], spans: Spans) -> Spans:
 
 
 class Lowercase:
-    def __init__(self):
+    def __init__(self) -> None:
         self._lower = _tables()[4]
         self._map = str.maketrans(self._lower)
 
@@ -148,4 +149,4 @@ class Lowercase:
 
     def aligned(self, text: str, spans: Spans) -> tuple[str, Spans]:
         sizes = [len(self._lower.get(char, char)) for char in text]
-        return text.translate(self._map), [span for span, size in zip(spans, sizes) for _ in range(size)]
+        return text.translate(self._map), [span for span, size in zip(spans, sizes, strict=False) for _ in range(size)]

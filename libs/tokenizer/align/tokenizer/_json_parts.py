@@ -1,5 +1,8 @@
 """tokenizer.json's parts: each `…_from` turns one JSON object into a component, or raises with its JSON path."""
 
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
 from align.tokenizer import _decode as D
 from align.tokenizer import _normalise as N
 from align.tokenizer import _pretokenise as P
@@ -17,13 +20,13 @@ _MISSING = object()
 class Node:
     """A JSON value and its path, for errors that name the place."""
 
-    def __init__(self, value, path: str):
+    def __init__(self, value: Any, path: str) -> None:
         self.value, self.path = value, path
 
-    def fail(self, what: str):
+    def fail(self, what: str) -> NoReturn:
         raise TokenizerError(f"{self.path}: {what}")
 
-    def get(self, key: str, kind, default=_MISSING):
+    def get(self, key: str, kind: Any, default: Any = _MISSING) -> Any:
         """The field, of type `kind` (or a tuple of types); `default` where it is absent or null."""
         value = self.value.get(key) if isinstance(self.value, dict) else self.fail("should be an object")
         if value is None and default is not _MISSING:
@@ -41,19 +44,19 @@ class Node:
         return [Node(v, f"{self.path}.{key}[{i}]") for i, v in enumerate(self.get(key, list))]
 
     def type(self) -> str:
-        return self.get("type", str)
+        return str(self.get("type", str))
 
-    def unsupported(self):
+    def unsupported(self) -> NoReturn:
         self.fail(f"type {_short(self.type())} is not supported")
 
-    def char(self, key: str, default=_MISSING) -> str:
-        value = self.get(key, str, default)
+    def char(self, key: str, default: Any = _MISSING) -> str:
+        value: str = self.get(key, str, default)
         if len(value) != 1:
             self.fail(f"{key!r} should be one character, not {_short(value)}")
         return value
 
 
-def _short(value) -> str:
+def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
@@ -74,7 +77,7 @@ def _pattern(node: Node) -> tuple[Finder, str | None]:
 # --- normalisers
 
 
-def normaliser_from(node: Node):
+def normaliser_from(node: Node) -> Any:
     if node.value is None:
         return None
     kind = node.type()
@@ -91,7 +94,7 @@ def normaliser_from(node: Node):
         return N.Replace(*_pattern(node), node.get("content", str))
     if kind == "Strip":
         return N.Strip(node.get("strip_left", bool), node.get("strip_right", bool))
-    node.unsupported()
+    return node.unsupported()
 
 
 # --- pre-tokenizers
@@ -103,11 +106,11 @@ def pretokenizer_from(node: Node) -> tuple[P.PreTokenizer, bool]:
     return P.PreTokenizer(stages), byte_level
 
 
-def _stages(node: Node) -> tuple[list, bool]:
+def _stages(node: Node) -> tuple[list[Any], bool]:
     kind = node.type()
     if kind != "Sequence":
         return _stage(node, kind)
-    stages: list = []
+    stages: list[Any] = []
     byte_level = False
     digits = None
     for part in node.items("pretokenizers"):
@@ -123,9 +126,9 @@ def _stages(node: Node) -> tuple[list, bool]:
     return stages, byte_level
 
 
-def _stage(node: Node, kind: str) -> tuple[list, bool]:
+def _stage(node: Node, kind: str) -> tuple[list[Any], bool]:
     if kind == "ByteLevel":
-        stages: list = [P.PrefixSpace()] if node.get("add_prefix_space", bool) else []
+        stages: list[Any] = [P.PrefixSpace()] if node.get("add_prefix_space", bool) else []
         if node.get("use_regex", bool, True):
             stages.append(P.Split(Finder(parse(P.GPT2_PATTERN, node.path), node.path)))
         return stages, True
@@ -155,12 +158,12 @@ def _stage(node: Node, kind: str) -> tuple[list, bool]:
         if behaviour not in BEHAVIOURS:
             node.fail(f"behavior {_short(behaviour)} is none of {', '.join(BEHAVIOURS)}")
         return [P.Split(P.one_of(U.property_set("rust_is_punctuation")), behaviour)], False
-    node.unsupported()
+    return node.unsupported()
 
 
 def prepend_scheme(node: Node) -> str:
     """The scheme, also from the older `add_prefix_space`."""
-    scheme = node.get("prepend_scheme", str, "always")
+    scheme: str = node.get("prepend_scheme", str, "always")
     if scheme not in ("always", "first", "never"):
         node.fail(f"prepend_scheme {_short(scheme)} is none of always, first, never")
     if node.get("add_prefix_space", bool, True) is False and scheme != "never":
@@ -180,10 +183,10 @@ def decoder_from(node: Node) -> D.Chain:
     kinds = [part.type() for part in parts]
     if kinds == ["ByteLevel"]:
         return D.Chain(byte_level=True)
-    per_token: list = []
-    after: list = []
+    per_token: list[Any] = []
+    after: list[Any] = []
     byte_fallback = fused = False
-    for part, kind in zip(parts, kinds):
+    for part, kind in zip(parts, kinds, strict=False):
         if kind == "Fuse":
             fused = True
         elif kind == "ByteFallback" and not byte_fallback and not fused:
@@ -197,7 +200,7 @@ def decoder_from(node: Node) -> D.Chain:
     return D.Chain(per_token=per_token, byte_fallback=byte_fallback, after=after)
 
 
-def _flat(node: Node):
+def _flat(node: Node) -> Iterator[Any]:
     if node.type() == "Sequence":
         for part in node.items("decoders"):
             yield from _flat(part)
@@ -205,7 +208,7 @@ def _flat(node: Node):
         yield node
 
 
-def _decoder_step(node: Node, kind: str):
+def _decoder_step(node: Node, kind: str) -> Any:
     if kind == "Replace":
         return D.ReplaceAll(*_pattern(node), node.get("content", str))
     if kind == "Strip":
@@ -219,7 +222,7 @@ def _decoder_step(node: Node, kind: str):
 class PostProcessor:
     """What add_special_tokens puts around the ids, and whether ByteLevel trims spaces off the offsets."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.before: list[int] = []
         self.after: list[int] = []
         self.trim_offsets = False
@@ -233,7 +236,7 @@ def postprocessor_from(node: Node) -> PostProcessor:
     return out
 
 
-def _post(node: Node, out: PostProcessor):
+def _post(node: Node, out: PostProcessor) -> None:
     kind = node.type()
     if kind == "Sequence":
         for part in node.items("processors"):

@@ -1,5 +1,7 @@
 """tokenizer.json's `model` as a Bpe, checked whole at load."""
 
+from typing import Any, NoReturn
+
 from align.tokenizer._bpe import Bpe
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node
@@ -7,7 +9,7 @@ from align.tokenizer._unicode import ASSETS
 
 
 def model_from(node: Node, byte_level: bool) -> Bpe:
-    """The model. Raises TokenizerError on what is not BPE, on options that are not supported, and on merges that do not fit the vocabulary."""
+    """The model. Raises TokenizerError on what is not BPE, on options that are not supported, and on merges without their tokens."""
     if node.value is None:
         node.fail("the file has no model")
     if node.get("type", str, "BPE") != "BPE":
@@ -36,12 +38,12 @@ def model_from(node: Node, byte_level: bool) -> Bpe:
 
 
 def _vocabulary(node: Node) -> dict[str, int]:
-    vocab = node.get("vocab", dict)
+    vocab: dict[str, int] = node.get("vocab", dict)
     if not set(map(type, vocab.values())) <= {int}:
         token = next(t for t, i in vocab.items() if type(i) is not int)
         node.fail(f"vocab[{token!r}] should be a number, not {vocab[token]!r}")
     ids = set(vocab.values())
-    if vocab and not (0 <= min(ids) and max(ids) < 1 << 32):
+    if vocab and not (min(ids) >= 0 and max(ids) < 1 << 32):
         node.fail("the ids in 'vocab' are out of range")
     if len(ids) != len(vocab):
         seen: dict[int, str] = {}
@@ -80,18 +82,19 @@ def _merges(node: Node, vocab: dict[str, int]) -> tuple[dict[str, int], str]:
         made = {pair.replace(separator, "") for pair in pairs}
         if not (sides | made) <= vocab.keys():
             _name_missing(node, pairs, separator, vocab)
-    return dict(zip(pairs, range(len(pairs)))), separator
+    return dict(zip(pairs, range(len(pairs)), strict=False)), separator
 
 
-def _name_missing(node: Node, pairs: list[str], separator: str, vocab: dict[str, int]):
+def _name_missing(node: Node, pairs: list[str], separator: str, vocab: dict[str, int]) -> NoReturn:
     for i, pair in enumerate(pairs):
         left, right = pair.split(separator)
         for token in (left, right, left + right):
             if token not in vocab:
                 raise TokenizerError(f"{node.path}.merges[{i}]: token {token!r} is not in the vocabulary")
+    node.fail("the merges do not fit the vocabulary")
 
 
-def fingerprint(data: dict, bpe: Bpe) -> str:
+def fingerprint(data: dict[str, Any], bpe: Bpe) -> str:
     """sha256 over all that ids and texts depend on; the two spellings of merges give the same one."""
     import hashlib
     import json

@@ -1,6 +1,11 @@
 """Normalisers. Each maps a text to a text; `aligned` also carries, for each character, the span of the original it comes from."""
 
+from typing import TYPE_CHECKING, Any
+
 from align.tokenizer import _unicode as U
+
+if TYPE_CHECKING:
+    from align.tokenizer._regex import Finder
 
 Spans = list[tuple[int, int]]
 
@@ -8,7 +13,7 @@ Spans = list[tuple[int, int]]
 class Prepend:
     """Puts `text` before a text that is not empty."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str) -> None:
         self._prefix = text
 
     def text(self, text: str) -> str:
@@ -23,7 +28,7 @@ class Prepend:
 class Replace:
     """Replaces each match; what comes in takes the span of the last character that goes out."""
 
-    def __init__(self, finder, old: str | None, new: str):
+    def __init__(self, finder: "Finder", old: str | None, new: str) -> None:
         self._finder, self._old, self._new = finder, old, new
 
     def text(self, text: str) -> str:
@@ -44,7 +49,7 @@ class Replace:
 class Strip:
     """Drops white space (Unicode White_Space) at the ends."""
 
-    def __init__(self, left: bool, right: bool):
+    def __init__(self, left: bool, right: bool) -> None:
         self._left, self._right = left, right
         self._space = U.property_set("s")
 
@@ -66,7 +71,7 @@ class Strip:
 
 
 class Sequence:
-    def __init__(self, parts: list):
+    def __init__(self, parts: list[Any]) -> None:
         self._parts = parts
 
     def space_mark(self) -> str | None:

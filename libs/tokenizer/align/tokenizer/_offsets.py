@@ -4,11 +4,17 @@ Almost every text is its own normal form, and almost every pre-tokenizer only cu
 word's. Where a normaliser changed something, each character carries its span of the original.
 """
 
-from itertools import accumulate, chain
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Any
 
 from align.tokenizer import _unicode as U
 from align.tokenizer._bpe import BYTE_TO_CHAR, Bpe
 
+if TYPE_CHECKING:
+    from align.tokenizer._added import AddedToken, Skip
+    from align.tokenizer._normalise import Spans
+    from align.tokenizer._tokenizer import Tokenizer
 
 _STARTS = bytes(int(not 0x80 <= byte < 0xC0) for byte in range(256))  # 1 where a character begins
 
@@ -16,7 +22,7 @@ _STARTS = bytes(int(not 0x80 <= byte < 0xC0) for byte in range(256))  # 1 where 
 class Places:
     """How many bytes of text each token stands for, and, for words where counting them is not enough, each token's characters."""
 
-    def __init__(self, bpe: Bpe):
+    def __init__(self, bpe: Bpe) -> None:
         self._bpe = bpe
         sizes = dict.fromkeys(range(len(bpe.vocab)), 0)  # a list, unless the ids have wide gaps
         sizes.update((i, len(token) if bpe.byte_level else len(token.replace(bpe.space, " ").encode())) for token, i in bpe.vocab.items())
@@ -41,13 +47,14 @@ class Places:
 class Walk:
     """One text on its way to ids and offsets."""
 
-    def __init__(self, tokenizer, text: str, skip, unit: str):
+    def __init__(self, tokenizer: "Tokenizer", text: str, skip: "Skip", unit: str) -> None:
         self._tokenizer, self._text, self._skip = tokenizer, text, skip
         self.ids: list[int] = []
         self.offsets: list[tuple[int, int]] = []
-        self._starts = None
+        self._starts: Sequence[int] | None = None
         if tokenizer._places is None:
             tokenizer._places = Places(tokenizer._bpe)
+        self._places = tokenizer._places
         if unit == "byte":
             self._starts = range(len(text) + 1) if text.isascii() else list(accumulate((len(c.encode()) for c in text), initial=0))
         at = 0
@@ -58,13 +65,13 @@ class Walk:
                 self._token(token.id, start, end)
             at = end
         if tokenizer._post.trim_offsets and unit == "char":
-            self.offsets = [trimmed(tokenizer, i, *pair) for i, pair in enumerate(zip(self.ids, self.offsets))]
+            self.offsets = [trimmed(tokenizer, i, *pair) for i, pair in enumerate(zip(self.ids, self.offsets, strict=False))]
 
-    def _token(self, token_id: int, start: int, end: int):
+    def _token(self, token_id: int, start: int, end: int) -> None:
         self.ids.append(token_id)
         self.offsets.append((self._starts[start], self._starts[end]) if self._starts else (start, end))
 
-    def _stretch(self, text: str, base: int):
+    def _stretch(self, text: str, base: int) -> None:
         """A stretch without raw added tokens, which begins at `base`."""
         tokenizer, spans = self._tokenizer, None
         if tokenizer._normaliser and tokenizer._normaliser.text(text) != text:
@@ -73,7 +80,7 @@ class Walk:
         def original(start: int, end: int) -> tuple[int, int]:
             return (spans[start][0], spans[end - 1][1]) if spans else (base + start, base + end)
 
-        def skip(token, start, end):  # self._skip takes places in the whole text
+        def skip(token: "AddedToken", start: int, end: int) -> Any:  # self._skip takes places in the whole text
             return self._skip(token, *original(start, end))
 
         at = 0
@@ -84,13 +91,13 @@ class Walk:
                     self._words(tokenizer._pretokenizer.words(part, first), base + at, part)
                 else:
                     part_spans = spans[at:start] if spans else [(i, i + 1) for i in range(base + at, base + start)]
-                    for piece, piece_spans in tokenizer._pretokenizer.pieces(part, part_spans, first):
-                        self._piece(piece, piece_spans)
+                    for piece, found in tokenizer._pretokenizer.pieces(part, part_spans, first):
+                        self._piece(piece, found or [])
             if token is not None:
                 self._token(token.id, *original(start, end))
             at = end
 
-    def _words(self, words: list[str], base: int, part: str):
+    def _words(self, words: list[str], base: int, part: str) -> None:
         """Words that tile the stretch, the first perhaps with a prefix that the text does not have."""
         tokenizer = self._tokenizer
         prefix = sum(map(len, words)) - len(part)
@@ -100,20 +107,20 @@ class Walk:
         before = len(self.ids)
         self.ids += ids
         data = part.encode()
-        ends = list(accumulate(map(tokenizer._places.size_of, ids), initial=0))
+        ends = list(accumulate(map(self._places.size_of, ids), initial=0))
         if ends[-1] != len(data) + prefix or (tokenizer._bpe.space != " " and tokenizer._bpe.space in part):
-            starts = accumulate(map(len, words), initial=base - prefix)
-            self.offsets += [(at + a, at + b) for at, word in zip(starts, words) for a, b in tokenizer._places.ranges(word)]
+            word_starts = accumulate(map(len, words), initial=base - prefix)
+            self.offsets += [(at + a, at + b) for at, word in zip(word_starts, words, strict=False) for a, b in self._places.ranges(word)]
         elif len(data) == len(part):
             shift = base - prefix
             ends = [end + shift for end in ends] if shift else ends
-            self.offsets += zip(ends, ends[1:])
+            self.offsets += pairwise(ends)
         else:
             starts = (b" " * prefix + data).translate(_STARTS)
             before_byte = list(accumulate(starts, initial=base - prefix))  # characters begun before each byte
             edges = list(map(before_byte.__getitem__, ends))
             at = len(self.offsets)
-            self.offsets += zip(edges, edges[1:])
+            self.offsets += pairwise(edges)
             inside = bytes(map(starts.__getitem__, ends[:-1]))
             i = inside.find(0)
             while i >= 0:  # a token that begins inside a character has that character too
@@ -124,26 +131,26 @@ class Walk:
                 start, end = self.offsets[i]
                 self.offsets[i] = (max(start, base), max(end, base + 1))
 
-    def _piece(self, piece: str, spans):
+    def _piece(self, piece: str, spans: "Spans") -> None:
         tokenizer, at = self._tokenizer, 0
         for word in tokenizer._segments(piece) if tokenizer._segments else [piece]:
             self.ids += tokenizer._bpe[word]
             if self._starts is None:
-                self.offsets += [(spans[at + a][0], spans[at + b - 1][1]) for a, b in tokenizer._places.ranges(word)]
+                self.offsets += [(spans[at + a][0], spans[at + b - 1][1]) for a, b in self._places.ranges(word)]
             else:
                 self.offsets += self._byte_ranges(word, at, spans)
             at += len(word)
 
-    def _byte_ranges(self, word: str, at: int, spans) -> list[tuple[int, int]]:
+    def _byte_ranges(self, word: str, at: int, spans: "Spans") -> list[tuple[int, int]]:
         """In bytes of the text: a token that holds a part of a character gets that part's bytes, where the character is the original's."""
-        out = []
-        for (a, b), (skipped, taken) in zip(self._tokenizer._places.ranges(word), byte_parts(self._tokenizer._bpe, word)):
+        out, byte_at = [], self._starts or range(0)
+        for (a, b), (skipped, taken) in zip(self._places.ranges(word), byte_parts(self._tokenizer._bpe, word), strict=False):
             (start, end), (last, stop) = spans[at + a], spans[at + b - 1]
-            low, high = self._starts[start], self._starts[stop]
+            low, high = byte_at[start], byte_at[stop]
             if end == start + 1 and self._text[start] == word[a]:
                 low += skipped
             if taken and stop == last + 1 and self._text[last] == word[b - 1]:
-                high = self._starts[last] + taken
+                high = byte_at[last] + taken
             out.append((low, high))
         return out
 
@@ -175,7 +182,7 @@ def char_ranges(bpe: Bpe, word: str) -> tuple[tuple[int, int], ...]:
     if bpe.byte_level:
         origin = [i for i, char in enumerate(word) for _ in char.encode()]
         char_of = [origin[i] for i in char_of]
-    return tuple((char_of[a], char_of[b - 1] + 1) for a, b in zip([0, *ends], ends))
+    return tuple((char_of[a], char_of[b - 1] + 1) for a, b in zip([0, *ends], ends, strict=False))
 
 
 def byte_parts(bpe: Bpe, word: str) -> list[tuple[int, int]]:
@@ -185,11 +192,11 @@ def byte_parts(bpe: Bpe, word: str) -> list[tuple[int, int]]:
     where = [(k, len(char.encode())) for char in word for k in range(len(char.encode()))]
     if bpe.byte_level:
         alphabet = list(accumulate((len(c.encode()) for c in text), initial=0))
-        ends = [alphabet.index(end) if end in alphabet else None for end in ends]
-        if None in ends:  # dropped characters have moved the count into the middle of one
+        if not set(ends) <= set(alphabet):  # dropped characters have moved the count into the middle of one
             return [(0, 0)] * len(ends)
+        ends = [alphabet.index(end) for end in ends]
     out = []
-    for a, b in zip([0, *ends], ends):
+    for a, b in zip([0, *ends], ends, strict=False):
         k, size = where[b - 1]
         out.append((where[a][0], k + 1 if k + 1 < size else 0))
     return out
@@ -199,7 +206,8 @@ def _first_parts(bpe: Bpe, text: str) -> tuple[list[str], list[int]]:
     """What a word is made of before merging, with the bytes of each part."""
     if bpe.ignore_merges and text in bpe.vocab:
         return [text], [len(text.encode())]
-    parts, sizes = [], []
+    parts: list[str] = []
+    sizes: list[int] = []
     for char in text:
         known = bpe.first_symbols(char)
         size = len(char.encode())
@@ -207,13 +215,13 @@ def _first_parts(bpe: Bpe, text: str) -> tuple[list[str], list[int]]:
             if bpe.fuse_unk and parts and parts[-1] is bpe.unk:
                 sizes[-1] += size
                 continue
-            known = [bpe.unk]
+            known = [bpe.unk or ""]
         parts += known
         sizes += [size] if len(known) == 1 else [1] * len(known)
     return parts, sizes
 
 
-def trimmed(tokenizer, index: int, token_id: int, span: tuple[int, int]) -> tuple[int, int]:
+def trimmed(tokenizer: "Tokenizer", index: int, token_id: int, span: tuple[int, int]) -> tuple[int, int]:
     """ByteLevel's trim_offsets: spaces at the ends of a token are not part of its place."""
     token = tokenizer._token_of[token_id]
     spaces = [char == BYTE_TO_CHAR[32] or U.contains(U.property_set("s"), ord(char)) for char in token]

@@ -3,6 +3,8 @@
 A piece is (text, spans): spans has one (start, end) of the original per character, or is None where nobody asked for offsets.
 """
 
+from typing import Any
+
 from align.tokenizer import _unicode as U
 from align.tokenizer._normalise import Spans
 from align.tokenizer._regex import Finder
@@ -20,7 +22,7 @@ def prefixed(piece: Piece, prefix: str) -> Piece:
     return prefix + text, None if spans is None else spans[:1] * len(prefix) + spans
 
 
-def _merged(parts: list[list], behaviour: str) -> list[tuple[int, int]]:
+def _merged(parts: list[list[Any]], behaviour: str) -> list[tuple[int, int]]:
     """(start, end, is_match) triples to the spans of the pieces, by the reference's rules for `behavior`."""
     if behaviour == "Isolated":
         return [(a, b) for a, b, _ in parts]
@@ -46,7 +48,7 @@ def _merged(parts: list[list], behaviour: str) -> list[tuple[int, int]]:
 class Split:
     """Cuts by a pattern. `behaviour` and `invert` as in Hugging Face's Split."""
 
-    def __init__(self, finder: Finder, behaviour: str = "Isolated", invert: bool = False):
+    def __init__(self, finder: Finder, behaviour: str = "Isolated", invert: bool = False) -> None:
         self.finder, self.behaviour, self.invert = finder, behaviour, invert
 
     def __call__(self, pieces: list[Piece], first: bool) -> list[Piece]:
@@ -72,7 +74,7 @@ class Metaspace:
     """Spaces become `replacement`, one is put before the text, and `splitter` cuts before each. `scheme`: always and never; first, at the
     beginning of the whole text; those where the text does not begin with one; each, before every stretch whatever it begins with."""
 
-    def __init__(self, replacement: str, scheme: str, splitter: Split | None):
+    def __init__(self, replacement: str, scheme: str, splitter: Split | None) -> None:
         self.replacement, self.scheme, self.splitter = replacement, scheme, splitter
 
     def __call__(self, pieces: list[Piece], first: bool) -> list[Piece]:
@@ -93,7 +95,7 @@ class PreTokenizer:
     `simple` says that the pieces tile the normalised text but for a prefix before it; then `words` is all that encoding needs.
     """
 
-    def __init__(self, stages: list):
+    def __init__(self, stages: list[Any]) -> None:
         self.stages = stages
         self._tile = None
         rest = list(stages)
@@ -105,6 +107,7 @@ class PreTokenizer:
         self._needs_spans = any(isinstance(stage, Metaspace) and stage.scheme == "first" for stage in stages[1:])
         self.simple = not rest and not split_here
         # Metaspace alone: spaces may stay, if the model reads a space as the replacement.
+        self._scheme = self._prefix.scheme if isinstance(self._prefix, Metaspace) else ""
         self.space = self._prefix.replacement if self.simple and not self._tile and isinstance(self._prefix, Metaspace) else None
 
     def words(self, text: str, first: bool) -> list[str]:
@@ -113,8 +116,8 @@ class PreTokenizer:
             spans = [(i, i + 1) for i in range(len(text))] if self._needs_spans else None
             return [piece for piece, _ in self.pieces(text, spans, first)]
         if self.space:
-            wanted = self._prefix.scheme == "always" or (self._prefix.scheme == "first" and first)
-            wanted = self._prefix.scheme == "each" or (wanted and text[:1] not in (" ", self.space))
+            wanted = self._scheme == "always" or (self._scheme == "first" and first)
+            wanted = self._scheme == "each" or (wanted and text[:1] not in (" ", self.space))
             return [" " + text if wanted and text else text]
         if self._prefix:
             text = self._prefix([(text, None)], first)[0][0]

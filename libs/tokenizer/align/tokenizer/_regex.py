@@ -6,15 +6,17 @@ look-behind of one character, and (?i:…) on ASCII letters. Anything else raise
 
 import re
 from itertools import accumulate
+from typing import Any, NoReturn
 
 from align.tokenizer import _unicode as U
 from align.tokenizer._errors import TokenizerError
 
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
+_GROUPS = (("(?:", ""), ("(?i:", "i"), ("(?=", "="), ("(?!", "!"), ("(?<=", "b"), ("(?<!", "b"), ("(?>", ">"), ("(", ""))
 _ENDLESS = ("*", "+")  # how a repeat without a bound is written, or the possessive form of one
 
 
-def _folded(members: U.CodeSet, fail) -> U.CodeSet:
+def _folded(members: U.CodeSet, fail: Any) -> U.CodeSet:
     """ASCII-only case folding: what (?i:'s) means to the reference, which does not match U+017F there."""
     ascii_part = U.intersect(members, (0, 0x80))
     if ascii_part != members and members[-1] != U.LIMIT:
@@ -30,11 +32,11 @@ def _folded(members: U.CodeSet, fail) -> U.CodeSet:
 class _Parser:
     """Recursive descent; the result is a list of strings (syntax) and CodeSets (one character each)."""
 
-    def __init__(self, pattern: str, where: str):
+    def __init__(self, pattern: str, where: str) -> None:
         self.pattern, self.where, self.at = pattern, where, 0
-        self.out: list = []
+        self.out: list[Any] = []
 
-    def fail(self, what: str):
+    def fail(self, what: str) -> NoReturn:
         raise TokenizerError(f"{self.where}: {what} is not supported in a pattern (character {self.at} of {self.pattern!r})")
 
     def peek(self, text: str) -> bool:
@@ -79,11 +81,11 @@ class _Parser:
         return 1, True
 
     def group(self, fold: bool, depth: int) -> tuple[int, bool]:
-        for opening, look in (("(?:", ""), ("(?i:", "i"), ("(?=", "="), ("(?!", "!"), ("(?<=", "b"), ("(?<!", "b"), ("(?>", ">"), ("(", "")):
+        for opening, look in _GROUPS:  # noqa: B007, both are used after the loop
             if self.take(opening):
                 break
         if opening == "(" and self.peek("?"):
-            self.fail(f"the group ({self.pattern[self.at:self.at + 2]}")
+            self.fail(f"the group ({self.pattern[self.at : self.at + 2]}")
         self.out.append("(?:" if look in ("", "i") else opening)
         start = len(self.out)
         least = self.alternation(fold or look == "i", depth + 1)
@@ -137,7 +139,7 @@ class _Parser:
         if char in "pP":
             return self.property(char == "P")
         if char in "sSdDwW":
-            members = U.property_set(char.lower())
+            members = U.find_set(char.lower())
             if members is None:
                 self.fail("\\" + char)
             return U.invert(members) if char.isupper() else members
@@ -156,8 +158,8 @@ class _Parser:
     def property(self, negated: bool) -> U.CodeSet:
         match = re.compile(r"\{(\^?)(\w+)\}|([A-Z])").match(self.pattern, self.at)
         name = match and (match[2] or match[3])
-        members = U.property_set(name) if name and name[0].isupper() else None
-        if members is None:
+        members = U.find_set(name) if name and name[0].isupper() else None
+        if members is None or match is None:
             self.fail("\\p" + self.pattern[self.at : self.at + 12])
         self.at = match.end()
         return U.invert(members) if negated != bool(match[1]) else members
@@ -190,7 +192,7 @@ class _Parser:
         return (low[0], high[1])
 
 
-def parse(pattern: str, where: str) -> list:
+def parse(pattern: str, where: str) -> list[Any]:
     """The pattern as a list of syntax strings and CodeSets; refuses one that can match the empty text."""
     parser = _Parser(pattern, where)
     least = parser.alternation(False, 0)
@@ -202,12 +204,12 @@ def parse(pattern: str, where: str) -> list:
     return parser.out
 
 
-def literal(text: str) -> list:
+def literal(text: str) -> list[Any]:
     """The pattern that matches exactly this text."""
     return [(ord(c), ord(c) + 1) for c in text]
 
 
-def digits_first(pattern: list, digits: U.CodeSet) -> list:
+def digits_first(pattern: list[Any], digits: U.CodeSet) -> list[Any]:
     """One pattern for "split every digit off, then split the rest by `pattern`".
 
     A piece ends where a digit stands, so inside `pattern` no class may match a digit, and a look-ahead sees the end of the text there.
@@ -221,10 +223,10 @@ class Finder:
     `words(text)` gives adjacent pieces whose concatenation is the text; `pieces(text)` gives (piece, is_match).
 
     Python's `re` walks through a class beyond the BMP range by range, which is slow. So there are two forms of the pattern: classes
-    cut down to the BMP for texts without astral characters (ASCII alone for ASCII texts), and one letter per class of characters for the rest.
+    cut down to the BMP for texts without astral characters, and one letter per class of characters for the rest and for ASCII.
     """
 
-    def __init__(self, pattern: list, where: str):
+    def __init__(self, pattern: list[Any], where: str) -> None:
         self._pattern, self._where = pattern, where
         self._sets = list(dict.fromkeys(p for p in pattern if not isinstance(p, str)))
         self._map = U.ClassMap(self._sets)
@@ -234,22 +236,23 @@ class Finder:
         self._match = self._compile(letters)
         self._covers = self._covered(letters)
         self._tiling = self._tiled(letters)
-        self._bmp = None
+        self._bmp: re.Pattern[str] | None = None
 
-    def _compile(self, classes: dict, tail: str = "") -> re.Pattern:
+    def _compile(self, classes: dict[str, Any], tail: str = "") -> re.Pattern[str]:
         body = "".join(p if isinstance(p, str) else _class(classes[p]) for p in self._pattern)
         try:
             return re.compile(f"(?:{body})" + tail.format(body=body))
         except (re.error, OverflowError, RecursionError) as error:
             raise TokenizerError(f"{self._where}: Python cannot compile the pattern: {error}") from None
 
-    def _tiled(self, classes: dict) -> re.Pattern:
+    def _tiled(self, classes: dict[str, Any]) -> re.Pattern[str]:
         """The pattern, and after it what it leaves over up to its next match, so that findall tiles the text."""
         return self._compile(classes, "" if self._covers else "|(?s:(?:(?!{body}).)+)")
 
-    def _covered(self, letters: dict) -> bool:
+    def _covered(self, letters: dict[str, Any]) -> bool:
         """Whether some match begins at every place of every text: each letter alone must match an alternative without look-around."""
-        branches, depth = [[]], 0
+        branches: list[list[Any]] = [[]]
+        depth = 0
         for item in self._pattern:
             depth += item.startswith("(") - (item == ")") if isinstance(item, str) else 0
             if item == "|" and not depth:
@@ -297,6 +300,6 @@ def _class(members: U.CodeSet) -> str:
     return "[" + "".join(f"\\U{a:08x}" if a == b else f"\\U{a:08x}-\\U{b:08x}" for a, b in pairs) + "]"
 
 
-def cut(text: str, lengths) -> list[str]:
+def cut(text: str, lengths: Any) -> list[str]:
     ends = list(accumulate(lengths))
     return list(map(text.__getitem__, map(slice, [0, *ends], ends)))

@@ -1,9 +1,13 @@
 """What is lost between text and ids: losses of a text, drift of ids, prefixes of a conversation."""
 
 import warnings
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from align.tokenizer._errors import PrefixWarning
+
+if TYPE_CHECKING:
+    from align.tokenizer._tokenizer import Tokenizer
 
 
 class Loss(NamedTuple):
@@ -33,7 +37,7 @@ class Drift(NamedTuple):
     ids: list[int]
 
 
-def loss_report(tokenizer, text: str) -> LossReport:
+def loss_report(tokenizer: "Tokenizer", text: str) -> LossReport:
     ids = tokenizer.encode(text, special="literal")
     if tokenizer.decode_bytes(ids) == text.encode():
         return LossReport(True, [])
@@ -54,13 +58,13 @@ def loss_report(tokenizer, text: str) -> LossReport:
     return LossReport(False, out)
 
 
-def _normalised(tokenizer, text: str):
+def _normalised(tokenizer: "Tokenizer", text: str) -> Iterator[Any]:
     """Characters that the normaliser spells otherwise; space marks come back as spaces and do not count."""
     if tokenizer._normaliser is None:
         return
     now, spans = tokenizer._normaliser.aligned(text, [(i, i + 1) for i in range(len(text))])
     made: dict[int, str] = {}
-    for char, (start, _) in zip(now, spans):
+    for char, (start, _) in zip(now, spans, strict=False):
         made[start] = made.get(start, "") + char
     for i, char in enumerate(text):
         got = made.get(i, "")
@@ -68,16 +72,16 @@ def _normalised(tokenizer, text: str):
             yield i, "normalised"
 
 
-def _not_in_vocabulary(tokenizer, text: str, skip: set[int]):
+def _not_in_vocabulary(tokenizer: "Tokenizer", text: str, skip: set[int]) -> Iterator[Any]:
     """Characters that become nothing or the unknown token, and those that the pre-tokenizer leaves out."""
     bpe = tokenizer._bpe
     spans = [(i, i + 1) for i in range(len(text))]
     now = text
     if tokenizer._normaliser:
         now, spans = tokenizer._normaliser.aligned(text, spans)
-    seen = set()
+    seen: set[int] = set()
     for piece, piece_spans in tokenizer._pretokenizer.pieces(now, spans, True):
-        for char, (start, end) in zip(piece, piece_spans):
+        for char, (start, end) in zip(piece, piece_spans or (), strict=False):
             seen.update(range(start, end))
             symbols = [bpe.first_symbols(part) for part in bpe.written(char)]
             if [] in symbols:
@@ -89,17 +93,17 @@ def _not_in_vocabulary(tokenizer, text: str, skip: set[int]):
             yield i, "split"
 
 
-def drift(tokenizer, ids) -> Drift:
+def drift(tokenizer: "Tokenizer", ids: Iterable[int]) -> Drift:
     ids = list(ids)
     text = tokenizer.decode(ids)
     again = tokenizer.encode(text)
     if again == ids:
         return Drift(True, None, text, again)
-    at = next((i for i, (a, b) in enumerate(zip(ids, again)) if a != b), min(len(ids), len(again)))
+    at = next((i for i, (a, b) in enumerate(zip(ids, again, strict=False)) if a != b), min(len(ids), len(again)))
     return Drift(False, at, text, again)
 
 
-def check_prefixes(tokenizer, messages, options: dict) -> list[int]:
+def check_prefixes(tokenizer: "Tokenizer", messages: Any, options: dict[str, Any]) -> list[int]:
     broken = []
     for k in range(1, len(messages)):
         if messages[k - 1]["role"] != "assistant":
@@ -108,7 +112,7 @@ def check_prefixes(tokenizer, messages, options: dict) -> list[int]:
         short = tokenizer.render_chat(messages[:k], compat=True, **options).ids
         long = tokenizer.render_chat(messages[:end], compat=True, **options).ids
         if long[: len(short)] != short:
-            at = next((i for i, (a, b) in enumerate(zip(short, long)) if a != b), min(len(short), len(long)))
+            at = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), min(len(short), len(long)))
             broken.append(k)
             warnings.warn(
                 f"the conversation of messages[:{k}] is no prefix of the longer one: its ids differ from place {at} on (the template "

@@ -3,16 +3,26 @@
 import base64
 import binascii
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 from align.tokenizer._bpe import BYTE_TO_CHAR
 from align.tokenizer._errors import TokenizerError
 
 
-def _added(token_id: int, content: str) -> dict:
-    return {"id": token_id, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+def _added(token_id: int, content: str) -> dict[str, Any]:
+    return {
+        "id": token_id,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
 
 
-def _bos(name: str, token_id: int) -> dict:
+def _bos(name: str, token_id: int) -> dict[str, Any]:
     return {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -21,9 +31,9 @@ def _bos(name: str, token_id: int) -> dict:
     }
 
 
-def from_tekken(data: dict, where: str) -> dict:
+def from_tekken(data: dict[str, Any], where: str) -> dict[str, Any]:
     """tekken.json: special tokens first, then byte strings by rank; neighbours merge by the rank of what they make."""
-    config = data.get("config")
+    config: Any = data.get("config")
     try:
         shift = config["default_num_special_tokens"]
         size = config["default_vocab_size"] - shift
@@ -32,7 +42,7 @@ def from_tekken(data: dict, where: str) -> dict:
         tokens = ["".join(map(BYTE_TO_CHAR.__getitem__, base64.b64decode(entry["token_bytes"], validate=True))) for entry in entries]
         if [entry["rank"] for entry in entries] != list(range(len(entries))) or len(set(tokens)) != len(tokens) or not 0 <= shift < 1 << 20:
             raise ValueError("the ranks are not 0, 1, 2, … of different tokens")
-        named = {entry["rank"]: entry["token_str"] for entry in data.get("special_tokens") or _OLD_TEKKEN_SPECIAL}
+        named: dict[int, str] = {entry["rank"]: entry["token_str"] for entry in data.get("special_tokens") or _OLD_TEKKEN_SPECIAL}
         if not all(isinstance(v, str) and v for v in named.values()) or not all(0 <= k < shift for k in named):
             raise ValueError("special_tokens are not readable")
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
@@ -51,21 +61,47 @@ def from_tekken(data: dict, where: str) -> dict:
         },
         "post_processor": _bos("<s>", special.index("<s>")) if "<s>" in special else None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "ignore_merges": True, "vocab": vocab, "ranks": {token: i for i, token in enumerate(tokens) if len(token) > 1}, "merges": []},
+        "model": {
+            "type": "BPE",
+            "ignore_merges": True,
+            "vocab": vocab,
+            "ranks": {token: i for i, token in enumerate(tokens) if len(token) > 1},
+            "merges": [],
+        },
     }
 
 
 # Files before version v7 name no special tokens; these are mistral-common's.
-_OLD_TEKKEN_SPECIAL = [
+_OLD_TEKKEN_SPECIAL: list[dict[str, Any]] = [
     {"rank": i, "token_str": token}
     for i, token in enumerate(
-        "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] "
-        "[PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]".split()
+        [
+            "<unk>",
+            "<s>",
+            "</s>",
+            "[INST]",
+            "[/INST]",
+            "[AVAILABLE_TOOLS]",
+            "[/AVAILABLE_TOOLS]",
+            "[TOOL_RESULTS]",
+            "[/TOOL_RESULTS]",
+            "[TOOL_CALLS]",
+            "[IMG]",
+            "<pad>",
+            "[IMG_BREAK]",
+            "[IMG_END]",
+            "[PREFIX]",
+            "[MIDDLE]",
+            "[SUFFIX]",
+            "[SYSTEM_PROMPT]",
+            "[/SYSTEM_PROMPT]",
+            "[TOOL_CONTENT]",
+        ]
     )
 ]
 
 
-def _fields(data: bytes, where: str):
+def _fields(data: bytes, where: str) -> Iterator[Any]:
     """(field number, value) of a protobuf message: int, or bytes for the wire types of fixed and given length."""
     at = 0
 
@@ -100,10 +136,10 @@ def _fields(data: bytes, where: str):
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
 
 
-def _pieces(data: bytes, where: str) -> tuple[list[tuple[str, float, int]], dict, dict]:
+def _pieces(data: bytes, where: str) -> tuple[list[tuple[str, float, int]], dict[int, Any], dict[int, Any]]:
     """(piece, score, type) in order of ids, the trainer's and the normaliser's settings."""
     pieces: list[tuple[str, float, int]] = []
-    settings: list[dict] = [{}, {}]
+    settings: list[dict[int, Any]] = [{}, {}]
     try:
         for number, value in _fields(data, where):
             if number == 1:
@@ -116,10 +152,10 @@ def _pieces(data: bytes, where: str) -> tuple[list[tuple[str, float, int]], dict
         raise TokenizerError(f"{where}: not a SentencePiece model ({type(error).__name__}: {error})") from None
     if not pieces:
         raise TokenizerError(f"{where}: not a SentencePiece model (it has no pieces)")
-    return pieces, *settings
+    return pieces, settings[0], settings[1]
 
 
-def from_sentencepiece(data: bytes, where: str) -> dict:
+def from_sentencepiece(data: bytes, where: str) -> dict[str, Any]:
     """A SentencePiece BPE model, with SentencePiece's own spaces: a mark before every stretch of text. Control tokens are added tokens."""
     pieces, trainer, normaliser = _pieces(data, where)
     if trainer.get(3, 1) != 2:
@@ -145,10 +181,13 @@ def from_sentencepiece(data: bytes, where: str) -> dict:
         "post_processor": _bos(pieces[bos][0], bos) if isinstance(bos, int) and bos < len(pieces) and kinds[bos] == _CONTROL else None,
         "decoder": {
             "type": "Sequence",
-            "decoders": [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip
+            ],
         },
         "model": {
-            "type": "BPE", "unk_token": unknown, "fuse_unk": True, "byte_fallback": _BYTE in kinds, "vocab": vocab, "merges": _merges(pieces, vocab),
+            "type": "BPE", "unk_token": unknown, "fuse_unk": True, "byte_fallback": _BYTE in kinds,
+            "vocab": vocab, "merges": _merges(pieces, vocab),
         },
     }  # fmt: skip
 

@@ -6,7 +6,7 @@ becomes a tree of tuples ("kind", line, …). Syntax outside the subset raises C
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from align.tokenizer._errors import ChatError
 
@@ -38,7 +38,7 @@ class Token(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def parse_template(source: str) -> list:
+def parse_template(source: str) -> list[Any]:
     """The template's tree. Raises ChatError with the line of what is not supported."""
     source = re.sub(r"\r\n|\r", "\n", source)
     if source.endswith("\n"):
@@ -50,9 +50,9 @@ def parse_template(source: str) -> list:
         parser.fail("the template is nested too deeply")
 
 
-def _lex(source: str) -> list:
+def _lex(source: str) -> list[Any]:
     """("data", text, line), ("print", tokens, line) and ("block", tokens, line), with white-space control applied."""
-    out: list = []
+    out: list[Any] = []
     at, line_starting = 0, True
     while True:
         opening = _OPEN.search(source, at)
@@ -80,7 +80,7 @@ def _lex(source: str) -> list:
         line_starting = source[at - 1 : at] == "\n"
 
 
-def _comment_end(source: str, start: int, line: int):
+def _comment_end(source: str, start: int, line: int) -> Any:
     end = re.compile(r".*?(\+#\}|-#\}\s*|#\}\n?)", re.DOTALL).match(source, start)
     if not end:
         raise ChatError(f"template line {line}: a comment without its end")
@@ -98,12 +98,12 @@ def _left(text: str, kind: str, sign: str, line_starting: bool) -> str:
     return text
 
 
-def _expression(source: str, at: int, end: re.Pattern, line: int) -> tuple[list[Token], int]:
+def _expression(source: str, at: int, end: re.Pattern[str], line: int) -> tuple[list[Token], int]:
     tokens: list[Token] = []
     brackets: list[str] = []
     while True:
-        space = re.compile(r"\s*").match(source, at)
-        at = space.end()
+        while source[at : at + 1].isspace():
+            at += 1
         closing = end.match(source, at) if not brackets else None
         if closing:
             return tokens, closing.end()
@@ -111,13 +111,13 @@ def _expression(source: str, at: int, end: re.Pattern, line: int) -> tuple[list[
         if not found:
             what = "an unfinished tag" if at >= len(source) else f"{source[at]!r}"
             raise ChatError(f"template line {_line(source, at)}: {what} is not supported here (the tag begins on line {line})")
-        text = found[found.lastgroup]
+        kind = str(found.lastgroup)
+        text = found[kind]
         if text in ("(", "[", "{"):
             brackets.append({"(": ")", "[": "]", "{": "}"}[text])
-        elif text in (")", "]", "}"):
-            if not brackets or brackets.pop() != text:
-                raise ChatError(f"template line {_line(source, at)}: an unopened {text!r}")
-        tokens.append(Token(found.lastgroup, text, _line(source, at)))
+        elif text in (")", "]", "}") and (not brackets or brackets.pop() != text):
+            raise ChatError(f"template line {_line(source, at)}: an unopened {text!r}")
+        tokens.append(Token(kind, text, _line(source, at)))
         at = found.end()
 
 
@@ -126,23 +126,23 @@ def _line(source: str, at: int) -> int:
 
 
 class _Parser:
-    def __init__(self, items: list):
+    def __init__(self, items: list[Any]) -> None:
         self.items, self.index = items, 0
         self.tokens: list[Token] = []
         self.at, self.line, self.depth, self.loops = 0, 1, 0, 0
 
     # --- statements
 
-    def fail(self, what: str):
+    def fail(self, what: str) -> NoReturn:
         line = self.tokens[self.at].line if self.at < len(self.tokens) else self.line
         raise ChatError(f"template line {line}: {what}")
 
-    def body(self, until: tuple[str, ...]) -> list:
+    def body(self, until: tuple[str, ...]) -> list[Any]:
         """Statements up to a block that begins with one of `until` (left as the current tokens), or to the end."""
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             self.fail("the template is nested too deeply")
-        out: list = []
+        out: list[Any] = []
         opened = self.line
         while self.index < len(self.items):
             kind, content, line = self.items[self.index]
@@ -167,7 +167,7 @@ class _Parser:
         self.depth -= 1
         return out
 
-    def statement(self, word: str, line: int):
+    def statement(self, word: str, line: int) -> Any:
         if word == "if":
             return self.if_(line)
         if word == "for":
@@ -187,9 +187,9 @@ class _Parser:
             self.done()
             return (word, line)
         self.at -= 1
-        self.fail(f"the statement {word!r} is not supported")
+        return self.fail(f"the statement {word!r} is not supported")
 
-    def if_(self, line: int):
+    def if_(self, line: int) -> Any:
         branches = []
         condition = self.tuple_()
         self.done()
@@ -208,7 +208,7 @@ class _Parser:
                 self.done()
             return ("if", line, branches, otherwise)
 
-    def for_(self, line: int):
+    def for_(self, line: int) -> Any:
         target = self.targets()
         self.expect("name", "in")
         iterable = self.tuple_(condition=False)
@@ -226,7 +226,7 @@ class _Parser:
         self.done()
         return ("for", line, target, iterable, only, inner, otherwise)
 
-    def set_(self, line: int):
+    def set_(self, line: int) -> Any:
         if self.at + 1 < len(self.tokens) and self.tokens[self.at + 1].text == ".":
             name = self.word("a name")
             self.expect("op", ".")
@@ -243,10 +243,10 @@ class _Parser:
         self.done()
         return ("capture", line, target, inner, filters)
 
-    def macro(self, line: int):
+    def macro(self, line: int) -> Any:
         name = self.word("the macro's name")
         self.expect("op", "(")
-        parameters = []
+        parameters: list[Any] = []
         while not self.accept("op", ")"):
             if parameters:
                 self.expect("op", ",")
@@ -259,7 +259,7 @@ class _Parser:
         self.done()
         return ("macro", line, name, parameters, inner)
 
-    def targets(self):
+    def targets(self) -> Any:
         names = [self.word("a name")]
         several = False
         while self.accept("op", ","):
@@ -269,7 +269,7 @@ class _Parser:
 
     # --- tokens
 
-    def done(self):
+    def done(self) -> None:
         if self.at < len(self.tokens):
             self.fail(f"{self.tokens[self.at].text!r} is not expected here")
 
@@ -285,7 +285,7 @@ class _Parser:
             return self.tokens[self.at - 1].text
         return None
 
-    def expect(self, kind: str, text: str):
+    def expect(self, kind: str, text: str) -> None:
         if not self.accept(kind, text):
             self.fail(f"{text!r} is expected" + (f", not {self.tokens[self.at].text!r}" if self.at < len(self.tokens) else ""))
 
@@ -294,7 +294,7 @@ class _Parser:
 
     # --- expressions, from the loosest to the tightest binding
 
-    def tuple_(self, condition: bool = True):
+    def tuple_(self, condition: bool = True) -> Any:
         parse = self.expression if condition else self.or_
         first = parse()
         if not self.peek("op", ","):
@@ -306,7 +306,7 @@ class _Parser:
             items.append(parse())
         return ("list", self.line, items)
 
-    def expression(self):
+    def expression(self) -> Any:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             self.fail("the expression is nested too deeply")
@@ -318,19 +318,19 @@ class _Parser:
         self.depth -= 1
         return value
 
-    def or_(self):
+    def or_(self) -> Any:
         left = self.and_()
         while self.accept("name", "or"):
             left = ("or", self.line, left, self.and_())
         return left
 
-    def and_(self):
+    def and_(self) -> Any:
         left = self.not_()
         while self.accept("name", "and"):
             left = ("and", self.line, left, self.not_())
         return left
 
-    def not_(self):
+    def not_(self) -> Any:
         count = 0
         while self.accept("name", "not"):
             count += 1
@@ -339,9 +339,9 @@ class _Parser:
             value = ("not", self.line, value)
         return value
 
-    def compare(self):
+    def compare(self) -> Any:
         left = self.binary(0)
-        links = []
+        links: list[Any] = []
         while True:
             op = self.accept("op", "==", "!=", "<", "<=", ">", ">=") or self.accept("name", "in")
             if not op and self.peek("name", "not") and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1].text == "in":
@@ -353,7 +353,7 @@ class _Parser:
 
     _LEVELS = (("+", "-"), ("~",), ("*", "/", "//", "%"), ("**",))
 
-    def binary(self, level: int):
+    def binary(self, level: int) -> Any:
         if level == len(self._LEVELS):
             return self.unary(True)
         left = self.binary(level + 1)
@@ -361,7 +361,7 @@ class _Parser:
             left = ("binary", self.line, op, left, self.binary(level + 1))
         return left
 
-    def unary(self, with_filters: bool):
+    def unary(self, with_filters: bool) -> Any:
         sign = self.accept("op", "-", "+")
         if sign:
             self.depth += 1
@@ -374,7 +374,7 @@ class _Parser:
         value = self.postfix(value)
         return self.filters(value) if with_filters else value
 
-    def primary(self):
+    def primary(self) -> Any:
         if self.at >= len(self.tokens):
             self.fail("the expression ends too early")
         kind, text, line = self.tokens[self.at]
@@ -400,7 +400,7 @@ class _Parser:
         if text == "{":
             return self.dictionary(line)
         self.at -= 1
-        self.fail(f"{text!r} is not expected here")
+        return self.fail(f"{text!r} is not expected here")
 
     def unquoted(self, text: str) -> str:
         try:
@@ -408,8 +408,8 @@ class _Parser:
         except UnicodeDecodeError:
             self.fail(f"the escapes in {text[:40]} are not readable")
 
-    def items_until(self, closing: str) -> list:
-        items = []
+    def items_until(self, closing: str) -> list[Any]:
+        items: list[Any] = []
         while not self.accept("op", closing):
             if items:
                 self.expect("op", ",")
@@ -418,8 +418,8 @@ class _Parser:
             items.append(self.expression())
         return items
 
-    def dictionary(self, line: int):
-        pairs = []
+    def dictionary(self, line: int) -> Any:
+        pairs: list[Any] = []
         while not self.accept("op", "}"):
             if pairs:
                 self.expect("op", ",")
@@ -430,11 +430,15 @@ class _Parser:
             pairs.append((key, self.expression()))
         return ("dict", line, pairs)
 
-    def postfix(self, value):
+    def postfix(self, value: Any) -> Any:
         while True:
             if self.accept("op", "."):
                 number = self.accept("int")
-                value = ("item", self.line, value, ("constant", self.line, int(number))) if number else ("attribute", self.line, value, self.word("a name"))
+                value = (
+                    ("item", self.line, value, ("constant", self.line, int(number)))
+                    if number
+                    else ("attribute", self.line, value, self.word("a name"))
+                )
             elif self.accept("op", "["):
                 value = ("item", self.line, value, self.subscript())
             elif self.peek("op", "("):
@@ -442,8 +446,8 @@ class _Parser:
             else:
                 return value
 
-    def subscript(self):
-        parts: list = [None]
+    def subscript(self) -> Any:
+        parts: list[Any] = [None]
         colons = 0
         while not self.accept("op", "]"):
             if self.accept("op", ":"):
@@ -457,9 +461,10 @@ class _Parser:
             self.fail("this subscript is not supported")
         return ("slice", self.line, *(parts + [None, None])[:3]) if colons else parts[0]
 
-    def arguments(self) -> tuple[list, list]:
+    def arguments(self) -> tuple[list[Any], list[Any]]:
         """Positional and keyword arguments of "(…)"."""
-        positional, named = [], []
+        positional: list[Any] = []
+        named: list[Any] = []
         self.expect("op", "(")
         while not self.accept("op", ")"):
             if positional or named:
@@ -476,7 +481,7 @@ class _Parser:
                 positional.append(self.expression())
         return positional, named
 
-    def filters(self, value):
+    def filters(self, value: Any) -> Any:
         while True:
             if self.accept("op", "|"):
                 name = self.word("a filter")
@@ -488,14 +493,18 @@ class _Parser:
             else:
                 return value
 
-    def test(self, value):
+    def test(self, value: Any) -> Any:
         negated = bool(self.accept("name", "not"))
         name = self.word("a test")
-        positional: list = []
-        named: list = []
+        positional: list[Any] = []
+        named: list[Any] = []
         if self.peek("op", "("):
             positional, named = self.arguments()
-        elif (self.peek("name") and not self.peek("name", "else", "or", "and", "is", "if", "in", "not")) or self.peek("string") or self.peek("int"):
+        elif (
+            (self.peek("name") and not self.peek("name", "else", "or", "and", "is", "if", "in", "not"))
+            or self.peek("string")
+            or self.peek("int")
+        ):
             positional = [self.postfix(self.primary())]
         result = ("test", self.line, name, value, positional, named)
         return ("not", self.line, result) if negated else result

@@ -1,11 +1,11 @@
 """The Tokenizer: text to ids and back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from align.tokenizer._added import AddedToken, Matcher
+from align.tokenizer._added import AddedToken, Matcher, Skip
 from align.tokenizer._bpe import segmenter
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node, added_from, decoder_from, normaliser_from, postprocessor_from, pretokenizer_from
@@ -13,6 +13,10 @@ from align.tokenizer._model import fingerprint, model_from
 from align.tokenizer._normalise import Sequence as NormaliserSequence
 from align.tokenizer._offsets import Places, Walk
 from align.tokenizer._pretokenise import Metaspace, PreTokenizer
+
+if TYPE_CHECKING:
+    from align.tokenizer._chat import Chat
+    from align.tokenizer._report import Drift, LossReport
 
 SPECIAL_MODES = ("token", "text", "literal", "refuse")
 
@@ -27,11 +31,13 @@ class Encoding(NamedTuple):
 class Tokenizer:
     """A BPE tokenizer read from a tokenizer.json, exact to the id with Hugging Face tokenizers 0.23.
 
-    Make one with `Tokenizer.load(path)`, `Tokenizer.from_dict(json, config)`, `vendored(name)` or `resolve_tokenizer(path_or_name)`. It is safe to share
-    between threads and to pickle.
+    Make one with `Tokenizer.load(path)`, `Tokenizer.from_dict(json, config)`, `vendored(name)` or `resolve_tokenizer(path_or_name)`. It
+    can be shared between threads, and pickled.
     """
 
-    def __init__(self, data: dict, config: dict | None = None, *, where: str = "tokenizer.json", files: Sequence[Path] = ()):
+    def __init__(
+        self, data: dict[str, Any], config: dict[str, Any] | None = None, *, where: str = "tokenizer.json", files: Sequence[Path] = ()
+    ) -> None:
         root = Node(data, where)
         for field in ("truncation", "padding"):
             if root.get(field, dict, None) is not None:
@@ -53,9 +59,9 @@ class Tokenizer:
         for name in ("bos", "eos", "pad", "unk"):
             self._config_token(name)  # a config that names what is no token fails here, not in a run
 
-    def _load_added(self, root: Node):
+    def _load_added(self, root: Node) -> None:
         vocab = self._bpe.vocab
-        self._token_of: dict[int, str] = dict(zip(vocab.values(), vocab))
+        self._token_of: dict[int, str] = dict(zip(vocab.values(), vocab, strict=False))
         self._text_of = dict(self._token_of)  # what decoding sees
         self.added_tokens: dict[str, AddedToken] = {}
         for i, token in enumerate(added_from(root) if root.value.get("added_tokens") is not None else []):
@@ -76,7 +82,7 @@ class Tokenizer:
             largest = max(largest, *self._post.before, *self._post.after)
         self.vocab_size = largest + 1
 
-    def _simplify(self):
+    def _simplify(self) -> None:
         """The older spelling of a space mark, as a normaliser, is the same as Metaspace before every stretch, which is quicker."""
         mark = self._normaliser.space_mark() if isinstance(self._normaliser, NormaliserSequence) else None
         if mark and not self._pretokenizer.stages and not any(t.normalized for t in self.added_tokens.values()):
@@ -89,7 +95,7 @@ class Tokenizer:
     # --- construction and files
 
     @classmethod
-    def load(cls, path) -> "Tokenizer":
+    def load(cls, path: Any) -> "Tokenizer":
         """A model directory (tokenizer.json and, where there, tokenizer_config.json, special_tokens_map.json, chat_template.jinja) or
         a tokenizer.json itself; either may be gzip-compressed (.json.gz). Raises TokenizerError."""
         from align.tokenizer._files import load
@@ -97,11 +103,11 @@ class Tokenizer:
         return load(cls, Path(path))
 
     @classmethod
-    def from_dict(cls, data: dict, config: dict | None = None) -> "Tokenizer":
+    def from_dict(cls, data: dict[str, Any], config: dict[str, Any] | None = None) -> "Tokenizer":
         """From the parsed tokenizer.json, and the parsed tokenizer_config.json for the chat template and the names of bos, eos, pad."""
         return cls(data, config)
 
-    def save(self, directory) -> list[Path]:
+    def save(self, directory: Any) -> list[Path]:
         """Puts the tokenizer's files into a directory, byte for byte where it was loaded from files; the paths written."""
         from align.tokenizer._files import save
 
@@ -114,7 +120,7 @@ class Tokenizer:
             self._fingerprint = fingerprint(self._data, self._bpe)
         return self._fingerprint
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._data, self._config, self._where, self.files)
 
     # --- vocabulary
@@ -194,13 +200,15 @@ class Tokenizer:
         before, after = self._post.before, self._post.after
         return Encoding([*before, *found.ids, *after], [(0, 0)] * len(before) + found.offsets + [(0, 0)] * len(after))
 
-    def encode_batch(self, texts: Sequence[str], *, processes: int = 1, add_special_tokens: bool = False, special: str = "token") -> list[list[int]]:
+    def encode_batch(
+        self, texts: Sequence[str], *, processes: int = 1, add_special_tokens: bool = False, special: str = "token"
+    ) -> list[list[int]]:
         """`encode` of every text, in order; over `processes` processes where that is more than 1."""
         from align.tokenizer._batch import encode_batch
 
         return encode_batch(self, texts, processes, add_special_tokens, special)
 
-    def _skipper(self, text: str, special: str):
+    def _skipper(self, text: str, special: str) -> Any:
         """Checks the text; says which matches of added tokens are left as text."""
         if not isinstance(text, str):
             raise TokenizerError(f"encode takes a str, not {type(text).__name__}")
@@ -220,7 +228,7 @@ class Tokenizer:
             return _refuse
         raise TokenizerError(f"special {special!r} is none of {', '.join(map(repr, SPECIAL_MODES))}")
 
-    def _stretches(self, text: str, skip):
+    def _stretches(self, text: str, skip: Skip) -> Iterator[Any]:
         """(normalised text, None, starts at 0) and ("", id, …), in order."""
         at = 0
         for start, end, token in [*self._raw_matcher.matches(text, skip), (len(text), len(text), None)]:
@@ -230,7 +238,7 @@ class Tokenizer:
                 yield "", token.id, False
             at = end
 
-    def _normal_stretches(self, text: str, first: bool, skip):
+    def _normal_stretches(self, text: str, first: bool, skip: Skip) -> Iterator[Any]:
         text = self._normal(text)
         matches = self._normal_matcher.matches(text, skip)
         at = 0
@@ -272,19 +280,21 @@ class Tokenizer:
 
     # --- reports
 
-    def loss_report(self, text: str):
+    def loss_report(self, text: str) -> "LossReport":
         """What a text loses on its way to ids and back; see `LossReport`."""
         from align.tokenizer._report import loss_report
 
         return loss_report(self, text)
 
-    def drift(self, ids: Sequence[int]):
+    def drift(self, ids: Sequence[int]) -> "Drift":
         """Whether decoding and encoding again gives the same ids, and where not; see `Drift`."""
         from align.tokenizer._report import drift
 
         return drift(self, ids)
 
-    def check_prefixes(self, messages, *, tools=None, template=None, variables=None) -> list[int]:
+    def check_prefixes(
+        self, messages: Any, *, tools: Any = None, template: str | None = None, variables: dict[str, Any] | None = None
+    ) -> list[int]:
         """The turns k for which the ids of messages[:k] are no prefix of those of the longer conversation, each with a PrefixWarning."""
         from align.tokenizer._report import check_prefixes
 
@@ -292,10 +302,19 @@ class Tokenizer:
 
     # --- chat
 
-    def render_chat(self, messages, *, tools=None, add_generation_prompt=False, template=None, variables=None, compat=False):
+    def render_chat(
+        self,
+        messages: Any,
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = False,
+        template: str | None = None,
+        variables: dict[str, Any] | None = None,
+        compat: bool = False,
+    ) -> "Chat":
         """A conversation as text, ids and assistant mask; see `Chat`. Raises ChatError.
 
-        messages: [{"role": …, "content": …}, …]. template: another template than the tokenizer's own. variables: more names for the template.
+        messages: [{"role": …, "content": …}, …]. template: another than the tokenizer's own. variables: more names for the template.
         compat: exactly Hugging Face's text and ids, in which a user's text can forge control tokens and a template may drop a message.
         """
         from align.tokenizer._chat import render_chat
@@ -303,11 +322,11 @@ class Tokenizer:
         return render_chat(self, messages, tools, add_generation_prompt, template, variables, compat)
 
 
-def _rebuilt(data, config, where, files) -> Tokenizer:
+def _rebuilt(data: Any, config: Any, where: Any, files: Any) -> Tokenizer:
     return Tokenizer(data, config, where=where, files=files)
 
 
-def _listed(ids):
+def _listed(ids: Iterable[int]) -> Any:
     return ids if isinstance(ids, (list, tuple)) else list(ids)
 
 
@@ -324,4 +343,6 @@ def _skip_all(token: AddedToken, start: int, end: int) -> bool:
 
 
 def _refuse(token: AddedToken, start: int, end: int) -> bool:
-    raise TokenizerError(f"the text holds the token {token.content!r} near character {start}, and special is 'refuse'; pass special='text' to encode it as text")
+    raise TokenizerError(
+        f"the text holds the token {token.content!r} near character {start}, and special is 'refuse'; special='text' encodes it as text"
+    )

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 LIMIT = 0x110000
 ASSETS = Path(__file__).parent / "assets"
@@ -17,7 +18,7 @@ ASSETS = Path(__file__).parent / "assets"
 CodeSet = tuple[int, ...]
 
 
-def from_ranges(ranges) -> CodeSet:
+def from_ranges(ranges: Any) -> CodeSet:
     """Inclusive (first, last) pairs, in any order, to a CodeSet."""
     out: list[int] = []
     for first, last in sorted(ranges):
@@ -32,7 +33,7 @@ def contains(members: CodeSet, code: int) -> bool:
     return bool(bisect_right(members, code) & 1)
 
 
-def _combine(sets, keep) -> CodeSet:
+def _combine(sets: Any, keep: Any) -> CodeSet:
     """Sweep over the boundaries of `sets`; keep(flags) says whether an interval belongs to the result."""
     edges = sorted({0}.union(*map(set, sets)))
     out: list[int] = []
@@ -64,26 +65,35 @@ def minus(members: CodeSet, other: CodeSet) -> CodeSet:
 
 
 @cache
-def _tables(name: str) -> dict:
+def _tables(name: str) -> dict[str, Any]:
     """The raw tables, read once, when a tokenizer first needs them."""
-    return json.loads((ASSETS / "unicode" / name).read_text("utf-8"))
+    found: dict[str, Any] = json.loads((ASSETS / "unicode" / name).read_text("utf-8"))
+    return found
 
 
 @cache
-def property_set(name: str) -> CodeSet | None:
+def find_set(name: str) -> CodeSet | None:
     """The code points of a class: L, N, Lu, …, s, w, d (Oniguruma's), rust_w, rust_is_numeric, …; None where the tables have none."""
     ranges = _tables("classes.json").get(name) or _tables("classes_more.json").get(name)
     return None if ranges is None else from_ranges(ranges)
 
 
-class ClassMap(dict):
+def property_set(name: str) -> CodeSet:
+    """The code points of a class that the tables have."""
+    found = find_set(name)
+    if found is None:
+        raise KeyError(name)
+    return found
+
+
+class ClassMap(dict[int, int]):
     """A table for str.translate that sends every character beyond ASCII to one letter per class.
 
     Python's `re` is slow on classes that reach beyond Latin-1. The classes a pattern uses cut the code points into a few
     blocks; each block gets one letter from U+0080 on, so that the pattern runs over Latin-1 text, one letter per character.
     """
 
-    def __init__(self, sets: list[CodeSet]):
+    def __init__(self, sets: list[CodeSet]) -> None:
         edges = sorted({0x80}.union(*({e for e in s if 0x80 < e < LIMIT} for s in sets)))
         blocks: dict[tuple[bool, ...], int] = {}
         self._edges = edges
@@ -103,4 +113,4 @@ class ClassMap(dict):
 def spans_of(words: list[str]) -> list[tuple[int, int]]:
     """(start, end) of each of adjacent words."""
     ends = list(accumulate(map(len, words)))
-    return list(zip([0, *ends], ends))
+    return list(zip([0, *ends], ends, strict=False))

@@ -6,54 +6,57 @@ cannot say which is which, all of the result counts as data, so that nothing a u
 """
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
-Origin = tuple | None
+Origin = tuple[Any, ...] | None
 
 
 class Text(str):
     """A string with runs; an empty one keeps a run of length 0, so that an empty field still has its place."""
 
     __slots__ = ("runs",)
+    runs: list[tuple[int, Origin]]
 
-    def __new__(cls, value: str, runs: list[tuple[int, Origin]]):
+    def __new__(cls, value: str, runs: list[tuple[int, Origin]]) -> "Text":
         self = super().__new__(cls, value)
         self.runs = runs
         return self
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Text, (str(self), self.runs)
 
 
 class Undefined:
     """What a missing name or field gives: empty where printed or looped over, an error where used."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return False
 
-    def __eq__(self, other):
+    def __eq__(self, other: Any) -> bool:
         return isinstance(other, Undefined)
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return 0
 
-    def __str__(self):
+    def __str__(self) -> str:
         return ""
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter(())
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 0
 
 
-class Namespace(dict):
+class Namespace(dict[str, Any]):
     """namespace(): the one value whose attributes a template can set."""
 
 
-def wrap(value, origin: Origin):
+def wrap(value: Any, origin: Origin) -> Any:
     """A deep copy of JSON-like data in which every string is a Text of this origin."""
     if isinstance(value, str):
         return Text(value, [(len(value), origin)])
@@ -68,7 +71,7 @@ def runs_of(value: str) -> list[tuple[int, Origin]]:
     return value.runs if isinstance(value, Text) else [(len(value), None)]
 
 
-def origin_of(value) -> Origin:
+def origin_of(value: Any) -> Origin:
     """An origin found in a value, looking into lists and dicts; None where all is the template's."""
     if isinstance(value, Text):
         return next((origin for _, origin in value.runs if origin is not None), None)
@@ -110,14 +113,14 @@ def sliced(value: str, index: slice) -> str:
     return concat([part(value, i, i + 1) for i in range(start, stop, step)] or [part(value, 0, 0)])
 
 
-def stripped(value: str, side: str, chars=None) -> str:
+def stripped(value: str, side: str, chars: Any = None) -> str:
     plain = str(value)
     start = len(plain) - len(plain.lstrip(chars)) if side != "right" else 0
     end = len(plain.rstrip(chars)) if side != "left" else len(plain)
     return part(value, start, max(start, end))
 
 
-def split(value: str, separator=None, limit: int = -1) -> list[str]:
+def split(value: str, separator: str | None = None, limit: int = -1) -> list[str]:
     plain = str(value)
     if separator is None:
         found = list(re.finditer(r"\S+", plain))
@@ -142,7 +145,7 @@ def replaced(value: str, old: str, new: str, count: int = -1) -> str:
     return concat(out[1:])
 
 
-def call_method(value: str, name: str, args: list, named: dict):
+def call_method(value: str, name: str, args: list[Any], named: dict[str, Any]) -> Any:
     """A str method on a string, with origins. None where the method is not one that templates may call."""
     if name in ("strip", "lstrip", "rstrip"):
         return stripped(value, {"strip": "both", "lstrip": "left", "rstrip": "right"}[name], *args)
@@ -155,7 +158,7 @@ def call_method(value: str, name: str, args: list, named: dict):
     if name == "removesuffix":
         return part(value, 0, len(value) - (len(args[0]) if args[0] and str(value).endswith(args[0]) else 0))
     if name == "join":
-        items = list(*args)
+        items: list[Any] = list(*args)
         return concat([x for item in items for x in (value, item)][1:])
     result = getattr(str(value), name)(*args, **named)
     origin = origin_of([value, *args, *named.values()])
@@ -167,6 +170,34 @@ def call_method(value: str, name: str, args: list, named: dict):
 
 
 STRING_METHODS = frozenset(
-    "strip lstrip rstrip split replace removeprefix removesuffix join lower upper title capitalize startswith endswith find rfind "
-    "index count isdigit isalpha isalnum isspace isupper islower splitlines rsplit partition rpartition".split()
+    [
+        "strip",
+        "lstrip",
+        "rstrip",
+        "split",
+        "replace",
+        "removeprefix",
+        "removesuffix",
+        "join",
+        "lower",
+        "upper",
+        "title",
+        "capitalize",
+        "startswith",
+        "endswith",
+        "find",
+        "rfind",
+        "index",
+        "count",
+        "isdigit",
+        "isalpha",
+        "isalnum",
+        "isspace",
+        "isupper",
+        "islower",
+        "splitlines",
+        "rsplit",
+        "partition",
+        "rpartition",
+    ]
 )
