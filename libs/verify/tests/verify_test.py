@@ -118,7 +118,8 @@ def test_the_command_line_judges_one_pair(capsys):
 
 def test_the_command_line_judges_a_file(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
-    (tmp_path / "in.jsonl").write_text('{"answer": "5", "output": "\\\\boxed{5}"}\n\n{"answer": "5", "output": "\\\\boxed{6}"}\n', encoding="utf-8")
+    rows = [{"answer": "5", "output": "\\boxed{5}"}, {"answer": "5", "output": "\\boxed{6}"}]
+    (tmp_path / "in.jsonl").write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
     assert main(["--jsonl", "in.jsonl", "--gold-field", "answer", "--pred-field", "output", "--out", "out.jsonl"]) == 0
     assert "accuracy 0.5000 of 2 rows" in capsys.readouterr().out
     assert [json.loads(line)["correct"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [True, False]

@@ -280,6 +280,7 @@ class Point:
 
     def exponential(self, x: tuple) -> tuple:
         self.transcendental = True
+        self.budget.spend(self.cost * (16 + (abs(x[1]) >> self.p) // 32))
         if x[2] is None:
             return *fixed.exp(x[0], x[1], self.p), None, None, 0.0, 0.0
         real, imaginary = self.exp(x[:2], x[2:4])

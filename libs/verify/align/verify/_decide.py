@@ -39,7 +39,7 @@ def same(a: Node, b: Node, budget: Budget) -> bool | None:
     names = tree.symbols(a) | tree.symbols(b)
     try:
         if not names:
-            found = _zero_constant(tree.add(a, tree.neg(b)), budget)
+            found = _zero_constant(_cancelled(tree.minus(a, b)), budget)
             if found is not None:
                 return found
         left, right = normal(a, budget), normal(b, budget)
@@ -49,9 +49,9 @@ def same(a: Node, b: Node, budget: Budget) -> bool | None:
         return None
     if left == right:
         return True
-    difference = tree.add(left, tree.neg(right))
-    if difference == tree.ZERO:
-        return True
+    difference = _cancelled(tree.minus(left, right))
+    if tree.value_of(difference) is not None:
+        return difference == tree.ZERO
     atoms = _atoms(difference)
     found = _formal(difference, names, atoms, noise, budget)
     if found and names and _stepwise(difference):
@@ -61,6 +61,17 @@ def same(a: Node, b: Node, budget: Budget) -> bool | None:
     if names and _refute_function(a, b, names, noise, budget):
         return False
     return None
+
+
+def _cancelled(node: Node) -> Node:
+    """A sum with equal terms taken together."""
+    if node[0] != "+":
+        return node
+    total: dict = {}
+    for term in node[1:]:
+        coefficient, rest = tree.split(term)
+        total[rest] = total.get(rest, 0) + coefficient
+    return tree.add(*(tree.mul(tree.rational(c), rest) for rest, c in total.items() if c))
 
 
 def sign(node: Node, budget: Budget) -> int | None:
@@ -264,7 +275,7 @@ def _zero_at(difference: Node, values: dict, budget: Budget) -> bool | None:
 
 def _refute_function(a: Node, b: Node, names: set, noise: modular.Noise, budget: Budget) -> bool:
     """Whether two functions differ at some real point."""
-    difference = tree.add(normal(a, budget), tree.neg(normal(b, budget)))
+    difference = tree.minus(normal(a, budget), normal(b, budget))
     for trial in range(6):
         values = {}
         for name in sorted(names):

@@ -7,10 +7,11 @@ one, and the result is widened by two.
 
 from math import isqrt
 
-from align.verify._budget import MAX_BITS, OverBudget
+from align.verify._budget import OverBudget
 from align.verify._tree import integer_root
 
 _GUARD = 24
+_MAX_EXPONENT = 4_000  # e^4000 has 5,771 bits
 _pi: dict[int, int] = {}
 _ln2: dict[int, int] = {}
 
@@ -69,7 +70,7 @@ def root(low: int, high: int, k: int, p: int) -> tuple[int, int]:
 
 def exp(low: int, high: int, p: int) -> tuple[int, int]:
     """e^x. Raises: OverBudget when the result would be too large."""
-    if high >> p > MAX_BITS:
+    if high >> p > _MAX_EXPONENT:
         raise OverBudget
     if high >> p < -2 * p:
         return 0, 2

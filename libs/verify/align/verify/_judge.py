@@ -86,12 +86,13 @@ def _readable(gold: str) -> Verdict | None:
 def _oversize(gold: str, text: str, found: Extraction) -> Verdict:
     """An answer too long to be cut out is right only when it is the gold to the letter, up to the closing brace or the end."""
     gold = gold.strip()
+    if len(gold) <= MAX_ANSWER:
+        return Verdict(False, "undecided_budget")
     start = found.start
-    while text[start : start + 1].isspace():
+    while text[start : start + 1].isspace() and start < found.start + 100:
         start += 1
-    same = (
-        len(gold) > MAX_ANSWER and text.startswith(gold, start) and text[start + len(gold) : start + len(gold) + 1] in ("", "}", "\n", "<")
-    )
+    ended = text[start + len(gold) : start + len(gold) + 1] in ("", "}", "\n", "<")
+    same = ended and text.startswith(gold, start)
     return Verdict(same, "equal" if same else "undecided_budget")
 
 

@@ -25,8 +25,8 @@ def same_equation(a: tuple, b: tuple, budget: Budget) -> bool | None:
         return False
     if all(same(x, y, budget) for x, y in zip(a, b, strict=True)):
         return True
-    left = [_cleared(tree.add(x, tree.neg(y))) for x, y in pairwise(a)]
-    right = [_cleared(tree.add(x, tree.neg(y))) for x, y in pairwise(b)]
+    left = [_cleared(tree.minus(x, y)) for x, y in pairwise(a)]
+    right = [_cleared(tree.minus(x, y)) for x, y in pairwise(b)]
     if not (_varies(left) and _varies(right)):
         pairs = [same(x, y, budget) for x, y in zip(a, b, strict=True)]
         return None if None in pairs and False not in pairs else all(pairs)
@@ -79,7 +79,7 @@ def links(value: Value) -> list[tuple[Node, str]]:
     for left, relation, right in zip(value.items, value.info, value.items[1:], strict=False):
         if relation in ("<", "<="):
             left, right, relation = right, left, _FLIP[relation]
-        result.append((tree.add(left, tree.neg(right)), relation))
+        result.append((tree.minus(left, right), relation))
     return result
 
 

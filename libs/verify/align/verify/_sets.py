@@ -64,7 +64,7 @@ def _order(a: Node, b: Node, budget: Budget) -> int:
             return result
         if b == node:
             return -result
-    found = sign(tree.add(a, tree.neg(b)), budget)
+    found = sign(tree.minus(a, b), budget)
     if found is None:
         raise Undecided
     return found

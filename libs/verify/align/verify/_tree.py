@@ -77,6 +77,15 @@ def value_of(node: Node):
     return node[1] if node[0] in "qd" else None
 
 
+def split(term: Node) -> tuple:
+    """A term as its rational coefficient and the rest."""
+    if term[0] in "qd":
+        return term[1], ONE
+    if term[0] == "*" and term[1][0] == "q":
+        return term[1][1], term[2] if len(term) == 3 else ("*", *term[2:])
+    return 1, term
+
+
 def bits(value) -> int:
     """Size of a rational: the bits of its numerator and denominator."""
     return value.bit_length() if value.__class__ is int else value.numerator.bit_length() + value.denominator.bit_length()
@@ -150,6 +159,11 @@ def neg(node: Node) -> Node:
     if node[0] == "d":
         return ("d", -node[1], node[2], node[3])
     return mul(MINUS_ONE, node)
+
+
+def minus(a: Node, b: Node) -> Node:
+    """a - b, term by term."""
+    return add(a, *(neg(term) for term in (b[1:] if b[0] == "+" else (b,))))
 
 
 def scaled(node: Node, power: int) -> Node:
