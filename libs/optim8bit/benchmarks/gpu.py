@@ -11,8 +11,8 @@ GPU it runs tiny sizes under Triton's interpreter (TRITON_INTERPRET=1), for tryi
 import argparse
 import copy
 import json
-import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -361,119 +361,18 @@ def allocated() -> int:
     return torch.cuda.memory_allocated() if not TINY else 0
 
 
-# Does it learn
-
-
-class Net(torch.nn.Module):
-    """A small causal transformer, plain torch, tied to nothing of align."""
-
-    def __init__(self, vocabulary: int = 256, width: int = 256, layers: int = 4):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(vocabulary, width)
-        self.position = torch.nn.Parameter(torch.randn(128, width) * 0.02)
-        block = torch.nn.TransformerEncoderLayer
-        self.layers = torch.nn.ModuleList(block(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True) for _ in range(layers))
-        self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(ids) + self.position[: ids.shape[1]]
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device, dtype=x.dtype)
-        for layer in self.layers:
-            x = layer(x, src_mask=mask, is_causal=True)
-        return self.head(self.norm(x)).float()
-
-
-def sequences(number: int, seed: int) -> torch.Tensor:
-    """(number, 65): a fixed random second-order chain over 256 symbols with 4 successors each, a tenth of them noise."""
-    table = torch.randint(0, 256, (256, 256, 4), generator=torch.Generator().manual_seed(0))
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, 16, (number, 65), generator=generator)
-    pick, noise = torch.randint(0, 4, (number, 65), generator=generator), torch.rand(number, 65, generator=generator) < 0.1
-    anything = torch.randint(0, 256, (number, 65), generator=generator)
-    for t in range(2, 65):
-        ids[:, t] = torch.where(noise[:, t], anything[:, t], table[ids[:, t - 2] % 16, ids[:, t - 1] % 16, pick[:, t]])
-    return ids
-
-
-def train(make: Callable[[list], Any], dtype: torch.dtype, seed: int, lr: float, steps: int) -> list[float]:
-    """Held-out losses, one after every tenth of the steps; linear warm-up and decay."""
-    torch.manual_seed(seed)
-    net = (Net() if not TINY else Net(256, 32, 1)).to(dtype).to(DEVICE)
-    optimizer = make(list(net.named_parameters()))
-    data, held = sequences(64 * steps, seed + 1).to(DEVICE), sequences(512, 999).to(DEVICE)
-    losses = []
-    for step in range(steps):
-        now = lr * min(1.0, (step + 1) / 20, (steps - step) / steps * 1.25)
-        for group in optimizer.param_groups:
-            group["lr"] = now
-        batch = data[64 * step : 64 * step + 64]
-        loss = torch.nn.functional.cross_entropy(net(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-        for p in net.parameters():
-            p.grad = None
-        loss.backward()
-        optimizer.step()
-        if (step + 1) % (steps // 10) == 0:
-            with torch.no_grad():
-                losses.append(torch.nn.functional.cross_entropy(net(held[:, :-1]).flatten(0, 1), held[:, 1:].flatten()).item())
-    return losses
-
-
-def adamw(named: list, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([p for _, p in named], betas=(0.9, 0.95), weight_decay=0.1, **options)
-
-
-def ours(named: list, **options: Any) -> AdamW8bit:
-    return AdamW8bit(named, betas=(0.9, 0.95), weight_decay=0.1, **options)
-
-
-def learning() -> None:
-    """Held-out loss, mean of three seeds: fp32 AdamW against 8 bits; then bf16 with a small learning rate, both roundings."""
-    steps, seeds = (400, 3) if not TINY else (10, 1)
-    final = {}
-    for name, make, dtype in (
-        ("fp32 AdamW", adamw, torch.float32),
-        ("AdamW8bit, fp32 parameters", ours, torch.float32),
-        ("AdamW8bit, bf16 parameters", ours, torch.bfloat16),
-    ):
-        final[name] = [train(make, dtype, seed, 1e-3, steps)[-1] for seed in range(seeds)]
-        row(
-            "learning",
-            f"held-out loss, {name}, {seeds} seeds",
-            statistics.mean(final[name]),
-            "",
-            None,
-            str([round(x, 4) for x in final[name]]),
-        )
-    base = final["fp32 AdamW"]
-    allowed = max(0.005 * statistics.mean(base), max(base) - min(base))
-    for name in list(final)[1:]:
-        row(
-            "learning",
-            f"mean loss over fp32 AdamW's, {name}",
-            statistics.mean(final[name]) - statistics.mean(base),
-            "",
-            allowed if not TINY else None,
-        )
-    for stochastic in (True, False):
-        losses = train(lambda named, s=stochastic: ours(named, stochastic_rounding=s), torch.bfloat16, 0, 2e-5, steps)
-        name = "stochastic" if stochastic else "to nearest"
-        row("learning", f"bf16, lr 2e-5, rounding {name}: last held-out loss", losses[-1], "", None, str([round(x, 3) for x in losses]))
-    losses = train(adamw, torch.float32, 0, 2e-5, steps)
-    row("learning", "fp32 AdamW, lr 2e-5: last held-out loss", losses[-1], "", None, str([round(x, 3) for x in losses]))
-
-
 # Others, each in a process of its own; their sources are no imports of this repository
 
 PEERS = {
-    "bitsandbytes": "import bitsandbytes as b, gpu; gpu.peer('bitsandbytes ' + b.__version__, b.optim.AdamW8bit)",
+    "bitsandbytes": "import bitsandbytes as b, gpu, learning; gpu.peer('bitsandbytes ' + b.__version__, b.optim.AdamW8bit, learning.train)",
     "torchao": "import torchao as a, gpu; from torchao.optim import AdamW8bit as O; from functools import partial\n"
-    "gpu.peer('torchao ' + a.__version__, partial(O, bf16_stochastic_round=True), learn=False)",
-    "torch": "import torch, gpu; gpu.peer('torch fused AdamW, states as parameters', torch.optim.AdamW)",
+    "gpu.peer('torchao ' + a.__version__, partial(O, bf16_stochastic_round=True))",
+    "torch": "import torch, gpu, learning; gpu.peer('torch AdamW, states as parameters', torch.optim.AdamW, learning.train)",
 }
 
 
-def peer(name: str, optimizer_class: Callable[..., Any], learn: bool = True) -> None:
-    """Time and peak memory on the shard shapes, and the same training as `learning`; rows as JSON lines for the parent."""
+def peer(name: str, optimizer_class: Callable[..., Any], train: Callable[..., list[float]] | None = None) -> None:
+    """Time and peak memory on the shard shapes, and the training of learning.py; rows as JSON lines for `relay`."""
     named = parameters()
     before = allocated()
     if not TINY:
@@ -484,31 +383,38 @@ def peer(name: str, optimizer_class: Callable[..., Any], learn: bool = True) -> 
     print(json.dumps(["peers", f"{name}: step on the shard shapes", ms, "ms"]), flush=True)
     print(json.dumps(["peers", f"{name}: state and temporaries at the peak", peak, "B a parameter"]), flush=True)
     optimizer = named = None
-    if learn:
-        for dtype in (torch.float32, torch.bfloat16) if not TINY else (torch.float32,):
-            losses = [
-                train(lambda n: optimizer_class([p for _, p in n], betas=(0.9, 0.95), weight_decay=0.1), dtype, seed, 1e-3, 400)[-1]
-                for seed in range(3 if not TINY else 0)
-            ]
-            mean = statistics.mean(losses) if losses else math.nan
-            print(json.dumps(["peers", f"{name}: held-out loss, {dtype}, 3 seeds", mean, ""]), flush=True)
+    for dtype in (torch.float32, torch.bfloat16) if train and not TINY else ():
+
+        def make(net: list[tuple[str, torch.nn.Parameter]]) -> Any:
+            return optimizer_class([p for _, p in net], betas=(0.9, 0.95), weight_decay=0.1)
+
+        mean = statistics.mean(train(make, dtype, seed, 1e-3, 400)[-1] for seed in range(3))
+        print(json.dumps(["peers", f"{name}: held-out loss, {dtype}, 3 seeds", mean, ""]), flush=True)
+
+
+def relay(name: str, command: list[str], seconds: float) -> None:
+    """Run a command that prints rows as JSON lines; make them rows here, and say why it ended early."""
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    try:
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=seconds)
+        out, error = done.stdout, done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    except subprocess.TimeoutExpired as stopped:
+        out, error = (stopped.stdout or b"").decode(), [f"stopped after {seconds:g} s"]
+    for line in out.splitlines():
+        if line.startswith("["):
+            row(*json.loads(line))
+    if error:
+        row(name, name, "not run to its end", note=error[0][:200])
+
+
+def learning() -> None:
+    relay("learning", [sys.executable, str(Path(__file__).parent / "learning.py")], 150)
 
 
 def peers() -> None:
     for name, source in PEERS.items():
-        paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=120
-            )
-            out, error = done.stdout, done.stderr.strip().splitlines()[-1:] if done.returncode else []
-        except subprocess.TimeoutExpired as stopped:
-            out, error = (stopped.stdout or b"").decode(), ["stopped after 120 s"]
-        for line in out.splitlines():
-            if line.startswith("["):
-                row(*json.loads(line))
-        if error:
-            row("peers", name, "not run to its end", note=error[0][:200])
+        row("peers", f"{name}, in a process of its own", "started")
+        relay("peers", [sys.executable, "-c", source], 120)
 
 
 def ranks() -> None:
@@ -518,11 +424,20 @@ def ranks() -> None:
         return
     script, store = Path(__file__).parent.parent / "tests/sharded_test.py", Path(tempfile.mkdtemp()) / "store"
     environment = {**os.environ, "OPTIM8BIT_TEST_DEVICE": DEVICE}
-    done = subprocess.run([sys.executable, str(script), "both", str(store)], env=environment, capture_output=True, text=True, timeout=180)
-    results = dict(json.loads(line) for line in done.stdout.splitlines())
+    command = [sys.executable, str(script), "both", str(store)]
+    with tempfile.TemporaryFile("w+") as log:
+        started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+        try:
+            out = started.communicate(timeout=180)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)  # the ranks are its children
+            out = started.communicate()[0]
+        log.seek(0)
+        errors = log.read().strip()
+    results = dict(json.loads(line) for line in out.splitlines())
     for name, trouble in results.items():
         row("ranks", name, int(bool(trouble)), "failures", 0, trouble.strip().splitlines()[-1][:300] if trouble else "")
-    row("ranks", "scenarios that were not reached", 8 - len(results), "", 0, done.stderr.strip()[-300:] if len(results) < 8 else "")
+    row("ranks", "scenarios that were not reached", 8 - len(results), "", 0, errors[-300:] if len(results) < 8 else "")
 
 
 SECTIONS = {f.__name__: f for f in (environment, bits, fast, resume, speed, memory, learning, ranks, peers)}
