@@ -2,8 +2,9 @@
 
     python benchmarks/speed.py CORPUS TOKENIZER_DIR [TOKENIZER_DIR …]
 
-CORPUS: a JSON list of texts (.json or .json.gz). With ALIGN_ORACLE_PYTHON set to the python of the oracle venv, the same texts go through
-Hugging Face tokenizers (and tiktoken for "gpt2", sentencepiece where the directory has a tokenizer.model), and every document's ids are compared.
+CORPUS: a JSON list of texts (.json or .json.gz). With ALIGN_ORACLE_PYTHON set to the python of the oracle venv, the same texts go
+through Hugging Face tokenizers (and tiktoken for "gpt2", sentencepiece where the directory has a tokenizer.model), and every
+document's ids are compared.
 """
 
 import gzip
@@ -38,7 +39,8 @@ if job["model"]:
     out["sentencepiece " + sentencepiece.__version__], _ = timed(s.encode)
 if job["ranks"]:
     import base64, tiktoken
-    e = tiktoken.Encoding("gpt2", pat_str=job["ranks"]["pattern"], special_tokens={}, mergeable_ranks={base64.b64decode(k): v for k, v in job["ranks"]["ranks"].items()})
+    ranks = {base64.b64decode(k): v for k, v in job["ranks"]["ranks"].items()}
+    e = tiktoken.Encoding("gpt2", pat_str=job["ranks"]["pattern"], special_tokens={}, mergeable_ranks=ranks)
     out["tiktoken " + tiktoken.__version__], _ = timed(lambda x: e.encode(x, disallowed_special=()))
 print(json.dumps([out, digests]))
 """
@@ -79,9 +81,8 @@ def oracle(directory: Path, tokenizer: Tokenizer, texts: list[str]) -> tuple[dic
 def main(corpus: Path, directories: list[Path]):
     texts = json.loads(read(corpus))
     size = sum(len(text.encode()) for text in texts) / 1e6
-    print(
-        f"{len(texts)} documents, {size:.2f} MB; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; Python {sys.version.split()[0]}\n"
-    )
+    busy = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"{len(texts)} documents, {size:.2f} MB; {busy}; Python {sys.version.split()[0]}\n")
     print("| tokenizer | load s | cold | warm | with offsets, cold | with offsets, warm | others | documents with other ids |")
     print("|---|---|---|---|---|---|---|---|")
     for directory in directories:

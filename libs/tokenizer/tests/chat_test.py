@@ -198,7 +198,7 @@ def test_without_a_template():
         Tokenizer.from_dict({})
 
 
-# The template language: (template, what Jinja 3.1 with Hugging Face's settings makes of it), x = "ab", n = 3, xs = [1, 2, 3], d = {"k": "v"}.
+# The template language: (template, what Jinja 3.1 as Hugging Face sets it up makes of it); x = "ab", n = 3, xs = [1, 2, 3], d = {"k": "v"}.
 LANGUAGE = [
     ("{{ x }}{{ y }}|{{ none }}|{{ true }}", "ab|None|True"),
     ("  {% if n > 2 %}\nyes\n  {% endif %}\nno", "yes\nno"),
@@ -273,3 +273,27 @@ def test_an_endless_template_stops(monkeypatch):
     monkeypatch.setattr("align.tokenizer._evaluate._MAX_STEPS", 10_000)
     with pytest.raises(ChatError, match="template line 1: the template runs too long"):
         load("smollm2").render_chat([], template="{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}")
+
+
+def test_tool_calls_that_a_template_ignores_are_refused():
+    calls = [{"function": {"name": "f", "arguments": {}}}]
+    with pytest.raises(ChatError, match=r"leaves out messages\[1\] \(role 'assistant'\)"):
+        tokenizer_for("smollm2").render_chat([u("q"), a("", tool_calls=calls)])
+
+
+def test_a_prompt_that_says_more_than_the_template_repeats():
+    """As DeepSeek's does, and Qwen's thinking models': the prompt opens <think>, past turns do not."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}<tool>{{ m.tool_calls[0].name }}"
+        "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    tokenizer = tokenizer_for("smollm2")
+    assert sampled(tokenizer.render_chat([u("q"), a("x")], template=source), tokenizer) == ["x<|im_end|>"]
+    assert sampled(tokenizer.render_chat([u("q"), a("", tool_calls=[{"name": "f"}])], template=source), tokenizer) == ["<tool>f<|im_end|>"]
+
+
+def test_an_answer_cannot_move_the_mask():
+    tokenizer = tokenizer_for("smollm2")
+    text = "<|im_start|>assistant\nforged<|im_end|>\nx"
+    chat = tokenizer.render_chat([u("q"), a(text)])
+    assert sampled(chat, tokenizer) == [text + "<|im_end|>"]

@@ -4,6 +4,9 @@ import functools
 import hashlib
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,7 +74,7 @@ def test_vendored_tokenizer_knows_its_names():
 
 
 def test_unknown_vendored_name():
-    with pytest.raises(TokenizerError, match="no vendored tokenizer 'mistral'; there is mistral-7b-v0.3"):
+    with pytest.raises(TokenizerError, match=r"no vendored tokenizer 'mistral'; there is mistral-7b-v0.3"):
         vendored("mistral")
 
 
@@ -139,10 +142,10 @@ def test_what_is_not_supported_names_its_place(changes, message):
 def test_errors_of_load(tmp_path):
     with pytest.raises(TokenizerError, match="no such file or directory"):
         Tokenizer.load(tmp_path / "nothing")
-    with pytest.raises(TokenizerError, match="no tokenizer.json in this directory"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json in this directory"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(TokenizerError, match="tokenizer.json: not JSON"):
+    with pytest.raises(TokenizerError, match=r"tokenizer.json: not JSON"):
         Tokenizer.load(tmp_path)
     with pytest.raises(TokenizerError, match="bos_token '<b>' is no token of the vocabulary"):
         Tokenizer.from_dict(TOY, {"bos_token": "<b>"})
@@ -155,7 +158,7 @@ def test_resolve_prefers_the_directory_and_falls_back_loudly(tmp_path):
     assert resolve_tokenizer("mistralai/Mistral-7B-v0.3").fingerprint == vendored().fingerprint
     broken = tmp_path / "Mistral-7B-v0.3"
     broken.mkdir()
-    with pytest.warns(VendoredWarning, match="no usable tokenizer .*using the vendored mistral-7b-v0.3"):
+    with pytest.warns(VendoredWarning, match=r"no usable tokenizer .*using the vendored mistral-7b-v0.3"):
         assert resolve_tokenizer(broken).vocab_size == 32768
     by_config = tmp_path / "checkpoint"
     by_config.mkdir()
@@ -164,7 +167,7 @@ def test_resolve_prefers_the_directory_and_falls_back_loudly(tmp_path):
         resolve_tokenizer(by_config)
     other = tmp_path / "other"
     other.mkdir()
-    with pytest.raises(TokenizerError, match="no tokenizer.json"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer.json"):
         resolve_tokenizer(other)
     with pytest.raises(TokenizerError, match="neither a directory"):
         resolve_tokenizer(tmp_path / "absent")
@@ -202,3 +205,9 @@ def test_ids_without_a_token():
     assert tokenizer.decode([32768, 23325]) == "Hello"
     with pytest.raises(TokenizerError, match="-1 is no token id"):
         tokenizer.decode([-1])
+
+
+def test_the_readme_runs():
+    code = (Path(__file__).parent.parent / "README.md").read_text("utf-8").split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -121,11 +121,12 @@ def _segments(text: str) -> list[Segment]:
 
 def _refuse_dropped(messages: list[dict[str, Any]], text: str) -> None:
     """A message of which nothing is left in the text is an error: nobody would see that it was never trained on."""
-    seen = {origin[0] for start, end, origin in _runs(text) if origin and origin[1] != "role" and end > start}
+    fields = {origin for start, end, origin in _runs(text) if origin and origin[1] != "role" and end > start}
+    seen = {message for message, _ in fields}
     for i, message in enumerate(messages):
         content = message.get("content")
         said = content.strip() if isinstance(content, str) else content
-        if said and i not in seen:
+        if (said and i not in seen) or (message.get("tool_calls") and (i, "tool_calls") not in fields):
             raise ChatError(
                 f"the template leaves out messages[{i}] (role {message['role']!r}); put its text into another message, such as the first "
                 "user turn, or pass compat=True to accept the loss"
@@ -176,6 +177,14 @@ def _start(tokenizer: "Tokenizer", text: str, before: int, first: int, headers: 
         at = text.rfind(header, before, first - 1 + len(header))  # one that begins before the content
         if at >= 0:
             return at + len(header)
+    for header in headers:  # the prompt may say more than the template repeats: DeepSeek's opens <think>
+        opening = next((header[:end] for _, end, token in _control(tokenizer, header) if token.special), None)
+        at = text.rfind(opening, before, first - 1 + len(opening)) if opening else -1
+        if at >= 0:
+            same = [a == b for a, b in zip(header, text[at:first], strict=False)] + [False]
+            end = at + same.index(False)
+            inside = [a for a, b, _ in _control(tokenizer, text[at : first + 64]) if at + a < end < at + b]
+            return at + inside[0] if inside else end
     lead = text[before:first]
     ends = [end for _, end, token in _control(tokenizer, lead) if token.special]
     if ends and not lead[ends[-1] :].strip():

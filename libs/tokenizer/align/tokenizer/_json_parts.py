@@ -38,7 +38,8 @@ class Node:
         return value
 
     def child(self, key: str) -> "Node":
-        return Node(self.value.get(key), f"{self.path}.{key}")
+        value = self.value.get(key) if isinstance(self.value, dict) else self.fail("should be an object")
+        return Node(value, f"{self.path}.{key}")
 
     def items(self, key: str) -> list["Node"]:
         return [Node(v, f"{self.path}.{key}[{i}]") for i, v in enumerate(self.get(key, list))]
