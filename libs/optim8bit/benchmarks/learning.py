@@ -94,10 +94,8 @@ def learning() -> None:
     ):
         final[name] = [train(make, dtype, seed, 1e-3, steps)[-1] for seed in range(seeds)]
         row(
-            "learning",
             f"held-out loss, {name}, {seeds} seeds",
             statistics.mean(final[name]),
-            "",
             None,
             str([round(x, 4) for x in final[name]]),
         )
@@ -105,10 +103,8 @@ def learning() -> None:
     allowed = max(0.005 * statistics.mean(base), max(base) - min(base))
     for name in list(final)[1:]:
         row(
-            "learning",
             f"mean loss over fp32 AdamW's, {name}",
             statistics.mean(final[name]) - statistics.mean(base),
-            "",
             allowed if not TINY else None,
         )
     for stochastic in (True, False):
