@@ -62,7 +62,7 @@ from align.train import (
 )
 
 DEFAULT_MODEL = Path("stages/models/arithmetic")
-GENERATED_ROWS = 20000
+GENERATED_ROWS = 50000
 MAY_CHANGE = ("run_dir", "model.path", "guard.")  # on a resume; what they name is compared by its contents
 
 
@@ -82,7 +82,7 @@ class DataSection:
     source: Annotated[str, "arithmetic (generated), gsm8k_train (bundled), or a JSONL file of messages, prompt and completion, or text"] = (
         "arithmetic"
     )
-    rows: Annotated[int | None, "the first so many; none: all of a file, 20000 generated ones"] = None
+    rows: Annotated[int | None, "the first so many; none: all of a file, 50000 generated ones"] = None
     mix: Annotated[tuple[float, float, float], "arithmetic: shares of worked and boxed, bare boxed, worked without a box"] = (0.4, 0.4, 0.2)
     chat: Annotated[bool, "put prompt and completion into the model's chat template"] = False
     system: Annotated[str | None, "system message for chat rows that have none"] = None
@@ -97,7 +97,7 @@ class DataSection:
 class SftEvalConfig(EvalConfig, JudgeSection):
     """What is looked at before, during and after training."""
 
-    every: Annotated[int, "steps between evaluations; 0: only before and after"] = 650
+    every: Annotated[int, "steps between evaluations; 0: only before and after"] = 600
     show: Annotated[int, "sample answers printed at the end"] = 3
 
 
@@ -108,10 +108,10 @@ class SftConfig(TrainerConfig):
     run_dir: Annotated[Path | None, "where the run is written, relative to where you are; none: runs/sft-<time> in the workspace"] = None
     model: SftModelSection = field(default_factory=SftModelSection)
     data: DataSection = field(default_factory=DataSection)
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(max_steps=2600, global_batch=1, micro_batch=1, threads=1, log_every=200))
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=6e-3, weight_decay=0.01))
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(max_steps=2400, global_batch=1, micro_batch=1, threads=1, log_every=200))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01))
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(warmup_steps=30, min_lr_ratio=0.05))
-    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=650, keep=2))
+    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=600, keep=2))
     eval: SftEvalConfig = field(default_factory=SftEvalConfig)
     guard: GuardSection = field(default_factory=GuardSection)
 
