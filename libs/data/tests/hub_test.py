@@ -46,7 +46,7 @@ class Server:
 
     def __init__(self):
         self.files, self.faults, self.log, self.ranges = dict(FILES), {"api": [], "hub": [], "storage": []}, [], True
-        self.version, self.stop = "v1", threading.Event()
+        self.version, self.stall, self.stop = "v1", 0.6, threading.Event()
         self.ports = {}
         self.servers = []
         for role in ("hub", "storage", "other"):
@@ -177,7 +177,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if kind in ("drop", "reset", "stall"):
             self.write(part[:at])
             if kind == "stall":
-                self.hub.stop.wait(0.6)
+                self.hub.stop.wait(self.hub.stall)
             if kind == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             self.close_connection = True
@@ -204,7 +204,7 @@ def hub(server, tmp_path):
 
 def client(server, cache, **options):
     waits = []
-    given_options = {"sleep": waits.append, "jitter": lambda: 0, "timeout": 0.3, "chunk": CHUNK} | options
+    given_options = {"sleep": waits.append, "jitter": lambda: 0, "timeout": 20, "chunk": CHUNK} | options
     made = Hub(endpoint=server.url, token=TOKEN, cache=cache, **given_options)
     made.waits = waits
     return made
@@ -332,7 +332,8 @@ def test_a_change_in_the_middle(server, hub):
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "data/train.jsonl.gz"])
-def test_rows_come_while_the_file_arrives(server, hub, name):
+def test_rows_come_while_the_file_arrives(server, tmp_path, name):
+    hub = client(server, tmp_path, timeout=0.3)  # less than the stall
     server.faults["storage"] = [("stall", 8000), ("drop", 3000)]
     rows = hub.stream_rows(REPO, name)
     first = next(rows)
@@ -356,12 +357,12 @@ def test_a_remote_file_reads_its_ranges_only(server, hub):
 
 
 def test_a_killed_download_is_gone_on_with(server, tmp_path):
-    code = "import sys; from align.data import Hub; Hub(endpoint=sys.argv[1], cache=sys.argv[2], chunk=4096).download(*sys.argv[3:])"
-    server.faults["storage"] = [("stall", 40_000)]
+    made = "Hub(endpoint=sys.argv[1], cache=sys.argv[2], chunk=4096, timeout=600)"
+    code = f"import sys; from align.data import Hub; {made}.download(*sys.argv[3:])"
+    server.faults["storage"], server.stall = [("stall", 40_000)], 600  # until the kill
     process = subprocess.Popen([sys.executable, "-c", code, server.url, tmp_path, REPO, "train.jsonl"])
-    partial = None
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not (partial and partial[0].stat().st_size >= 36_000):
+    partial = []
+    while process.poll() is None and not (partial and partial[0].stat().st_size >= 36_000):
         time.sleep(0.01)
         partial = list(tmp_path.glob("hub/*/*/partial/*.bin"))
     os.kill(process.pid, signal.SIGKILL)
