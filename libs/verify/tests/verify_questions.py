@@ -114,6 +114,8 @@ F e^{\pi\sqrt{163}} ~ 640320^3+744
 F \sqrt{1000001}-\sqrt{1000000} ~ 0.0005
 F \sqrt{2}+\sqrt{3} ~ \sqrt{2}+\sqrt{3}+10^{-15}
 F \sqrt{2}+\sqrt{3} ~ \sqrt{2}+\sqrt{3}+10^{-40}
+F \sqrt{10^{40}+1} ~ 10^{20}
+F \sqrt{10^{44}+1}+\sqrt{2} ~ 10^{22}+\sqrt{2}
 F [\sqrt2,\sqrt2+10^{-30}] ~ \{\sqrt2\}
 T [1,\sqrt2] ~ [1,\sqrt[4]{4}]
 T \sqrt{3+2\sqrt2} ~ 1+\sqrt2

@@ -58,9 +58,9 @@ def same(a: Node, b: Node, budget: Budget) -> bool | None:
         found = _on_integers(difference, sorted(names), budget)
     if found is True or (found is False and not atoms):
         return found
-    if names and _refute_function(a, b, names, noise, budget):
-        return False
-    return None
+    if names:
+        return False if _refute_function(a, b, names, noise, budget) else None
+    return False if _zero_constant(difference, budget) is False else None
 
 
 def _cancelled(node: Node) -> Node:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from math import isqrt
 
 from align.verify import _tree as tree
+from align.verify._ball import Point, Straddles, Unknown
 from align.verify._budget import Budget, OverBudget
 from align.verify._tree import Node, add, mul, power, value_of
 
@@ -173,6 +174,8 @@ def _function(name: str, arguments: list[Node], budget: Budget) -> Node:
     first = arguments[0]
     if name == "ln":
         return _ln(first, budget)
+    if name == "tan" and first[0] == "f" and first[1] == "atan":
+        return first[2]
     if name in ("cos", "sin", "tan", "cot", "sec", "csc"):
         return _circular(name, first, budget)
     if name in ("sinh", "cosh", "tanh", "coth", "sech", "csch"):
@@ -184,9 +187,23 @@ def _function(name: str, arguments: list[Node], budget: Budget) -> Node:
     if name == "fact":
         return _factorial(first, budget)
     if name == "abs":
+        known = _sign(first, budget)
+        if known:
+            return first if known > 0 else tree.neg(first)
         constant, rest = _positive_part(first)
         return mul(constant, tree.call("abs", rest)) if rest != tree.ONE else constant
     return tree.call(name, *arguments)
+
+
+def _sign(node: Node, budget: Budget) -> int:
+    """The sign of a real constant, as far as a first interval shows it; 0: not shown."""
+    if tree.symbols(node) or tree.contains(node, tree.INF):
+        return 0
+    try:
+        low, high, imaginary = Point({}, 64, budget).at(node)[:3]
+    except (Straddles, Unknown):
+        return 0
+    return 0 if imaginary is not None else 1 if low > 0 else -1 if high < 0 else 0
 
 
 def _positive_part(node: Node) -> tuple[Node, Node]:

@@ -15,7 +15,13 @@ from math import comb, factorial, gcd, isqrt
 
 from align.verify._budget import MAX_BITS, MAX_FRACTION_BITS, MAX_TERMS, OverBudget
 
-Node = tuple
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from typing import Any
+
+    Node = tuple[Any, ...]
+else:
+    Node = tuple
 
 ZERO: Node = ("q", 0)
 ONE: Node = ("q", 1)
@@ -198,7 +204,7 @@ def power(base: Node, exponent: Node) -> Node:
             return INF if n > 0 else ZERO
         if base == I and n.__class__ is int:
             return (ONE, I, MINUS_ONE, ("*", MINUS_ONE, I))[n % 4]
-        if base[0] == "^" and n.__class__ is int and value_of(base[2]) is not None:
+        if base[0] == "^" and value_of(base[2]) is not None and (n.__class__ is int or (value_of(base[1]) or 0) > 0):
             return power(base[1], rational(value_of(base[2]) * n))
     if INF in (base, exponent) or NEG_INF in (base, exponent):
         return UNDEF
