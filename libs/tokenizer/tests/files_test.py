@@ -211,3 +211,11 @@ def test_the_readme_runs():
     code = (Path(__file__).parent.parent / "README.md").read_text("utf-8").split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_nesting_without_end():
+    part = {"type": "NFC"}
+    for _ in range(2000):
+        part = {"type": "Sequence", "normalizers": [part]}
+    with pytest.raises(TokenizerError, match="nested too deeply"):
+        Tokenizer.from_dict({**TOY, "normalizer": part})

@@ -42,7 +42,7 @@ def damage(data: dict, paths: list, draw: random.Random):
         if kind < 0.15 and isinstance(parent, dict):
             parent.pop(key, None)
         elif kind < 0.3 and isinstance(parent, list):
-            parent.insert(key, draw.choice(VALUES))
+            parent.insert(key, json.loads(json.dumps(draw.choice(VALUES))))
         elif kind < 0.45:
             other = component_json(draw.randrange(86))
             part = at(other, draw.choice(list(places(other))))

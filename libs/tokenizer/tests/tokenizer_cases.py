@@ -109,7 +109,6 @@ def component_json(index: int) -> dict:
     every = components()
     data = json.loads(json.dumps(every["configs"][index][0]))
     model = data["model"]
-    model["vocab"], model["merges"] = (
-        (every["bytes"], every["byte_merges"]) if model["vocab"] == "BYTES" else (every["chars"], every["merges"])
-    )
+    vocab, merges = ("bytes", "byte_merges") if model["vocab"] == "BYTES" else ("chars", "merges")
+    model["vocab"], model["merges"] = dict(every[vocab]), list(every[merges])
     return data

@@ -45,19 +45,25 @@ class Tokenizer:
         self._data, self._where = data, where
         self._config = config or {}
         self.files: list[Path] = list(files)
+        try:
+            self._read(root)
+        except RecursionError:
+            root.fail("the parts are nested too deeply")
+        self._bpe.space = self._pretokenizer.space or " "
+        self._segments = segmenter(self._bpe)
+        self._places: Places | None = None  # made when offsets are first asked for
+        self._fingerprint: str | None = None
+        for name in ("bos", "eos", "pad", "unk"):
+            self._config_token(name)  # a config that names what is no token fails here, not in a run
+
+    def _read(self, root: Node) -> None:
         self._normaliser = normaliser_from(root.child("normalizer"))
         self._pretokenizer, byte_level = pretokenizer_from(root.child("pre_tokenizer"))
         self._bpe = model_from(root.child("model"), byte_level)
         self._post = postprocessor_from(root.child("post_processor"))
         self._load_added(root)
         self._simplify()
-        self._bpe.space = self._pretokenizer.space or " "
-        self._segments = segmenter(self._bpe)
         self._chain = decoder_from(root.child("decoder"))
-        self._places: Places | None = None  # made when offsets are first asked for
-        self._fingerprint: str | None = None
-        for name in ("bos", "eos", "pad", "unk"):
-            self._config_token(name)  # a config that names what is no token fails here, not in a run
 
     def _load_added(self, root: Node) -> None:
         vocab = self._bpe.vocab
