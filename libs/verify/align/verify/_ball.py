@@ -6,12 +6,18 @@ zero is at least 2^-((D-1)U + L) in modulus (Burnikel, Funke, Mehlhorn, Schirra,
 smaller proves zero. Transcendental functions have no such bound; `transcendental` says that one was met.
 """
 
+from __future__ import annotations
+
 from fractions import Fraction
 from math import gcd, log2
 
 from align.verify import _fixed as fixed
 from align.verify._budget import MAX_BITS, Budget, OverBudget
 from align.verify._tree import Node, bits, symbols
+
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from align.verify._values import Read
 
 _SLACK = 1e-6  # the logarithms are floats
 
@@ -85,7 +91,7 @@ class Point:
             return self.rational(self.values[node])
         return self.function(node)
 
-    def rational(self, value) -> tuple:
+    def rational(self, value: Read) -> tuple:
         p = self.p
         if value.__class__ is int:
             scaled = value << p
@@ -433,7 +439,7 @@ _RULES = {
 }
 
 
-def exact_value(node: Node, values: dict):
+def exact_value(node: Node, values: dict) -> Read:
     """The rational value of a tree of rational operations, floors and remainders at a rational point, or None."""
     tag = node[0]
     if tag in "qd":
@@ -459,7 +465,7 @@ def exact_value(node: Node, values: dict):
     return _exact_function(node[1], parts)
 
 
-def _exact_function(name: str, parts: list):
+def _exact_function(name: str, parts: list) -> Read:
     first = Fraction(parts[0])
     if name == "floor":
         return first.__floor__()

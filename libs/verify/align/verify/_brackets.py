@@ -11,9 +11,10 @@ from align.verify._values import Value
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
     from align.verify._grammar import Grammar
+    from align.verify._values import Read
 
 
-def bracket(g: Grammar, value: str):
+def bracket(g: Grammar, value: str) -> Read:
     g.at += 1
     if value == "(":
         return sequence(g, "(", "op", ")", ")", "]")
@@ -38,7 +39,7 @@ def bracket(g: Grammar, value: str):
     raise Unreadable(f"{value!r} where an operand should be")
 
 
-def sequence(g: Grammar, opening: str, kind: str, close: str, closing: str, other: str = ""):
+def sequence(g: Grammar, opening: str, kind: str, close: str, closing: str, other: str = "") -> Read:
     """( … ) or [ … ]: one member is just bracketed, several are a tuple or an interval."""
     g.enter()
     saved_bars, g.bars = g.bars, 0
@@ -74,7 +75,7 @@ def members(g: Grammar, kind: str, close: str, other_kind: str, other: str) -> t
         items.append(g.expression())
 
 
-def braced_set(g: Grammar):
+def braced_set(g: Grammar) -> Read:
     r"""\{ … \}: members, or a builder \{x \mid condition\}."""
     g.enter()
     saved, g.bars = g.bars, 1
@@ -100,7 +101,7 @@ def braced_set(g: Grammar):
     return value
 
 
-def builder(g: Grammar, bound, start: int):
+def builder(g: Grammar, bound: Read, start: int) -> Read:
     """The condition of a set builder is an item of its own; the reader parses it from its tokens."""
     if g.is_cmd("in"):
         g.at += 1
@@ -123,7 +124,7 @@ def builder(g: Grammar, bound, start: int):
     return Value("set", op.node_or_none(bound), info=("builder", condition))
 
 
-def matrix(g: Grammar, name: str):
+def matrix(g: Grammar, name: str) -> Read:
     g.enter()
     rows: list = []
     row: list = []
@@ -148,7 +149,7 @@ def matrix(g: Grammar, name: str):
     return Value("matrix", items=tuple(tuple(r) for r in rows))
 
 
-def series(g: Grammar, name: str):
+def series(g: Grammar, name: str) -> Read:
     """A sum or product with bounds; a short one over whole numbers is written out."""
     g.expect("op", "_")
     g.expect("op", "{")

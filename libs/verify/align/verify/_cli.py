@@ -73,4 +73,3 @@ def _file(given: argparse.Namespace) -> int:
                 file.write(json.dumps({"correct": verdict.correct, "reason": verdict.reason, "steps": verdict.steps}) + "\n")
     print(summary(verdicts))
     return 0
-

@@ -1,5 +1,7 @@
 """Equality of two parsed answers. Every function here is symmetric in its two arguments."""
 
+from __future__ import annotations
+
 from fractions import Fraction
 
 from align.verify import _tree as tree
@@ -10,6 +12,10 @@ from align.verify._relations import same_equation, same_inequality, sides
 from align.verify._sets import Undecided, real_set, same_sets
 from align.verify._tree import Node
 from align.verify._values import Value
+
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from align.verify._values import Read
 
 _SCALAR = ("number", "expression", "choice")
 _MAX_PAIRS = 3_000
@@ -100,13 +106,13 @@ def _as_equations(a: Value, b: Value, budget: Budget) -> bool | None:
     return False
 
 
-def _sides_equal(a, b, budget: Budget) -> bool | None:
+def _sides_equal(a: Read, b: Read, budget: Budget) -> bool | None:
     if a.__class__ is tuple and b.__class__ is tuple:
         return same(a, b, budget)
     return equal(a, b, budget) if isinstance(a, Value) and isinstance(b, Value) else False
 
 
-def _all(results) -> bool | None:
+def _all(results: Read) -> bool | None:
     undecided = False
     for result in results:
         if result is False:
@@ -130,9 +136,8 @@ def _cover(a: tuple, b: tuple, budget: Budget) -> bool | None:
     """Whether each value of `a` occurs in `b`."""
     undecided = False
     for item in a:
-        exact = tree.value_of(item.node) if item.kind == "number" and not item.unit else None
-        candidates = sorted(b, key=lambda other: not _looks_alike(exact, other)) if exact is not None else b
-        for other in candidates:
+        alike = sorted(b, key=lambda other: not _looks_alike(item, other))
+        for other in alike:
             found = equal(item, other, budget)
             if found:
                 break
@@ -142,8 +147,9 @@ def _cover(a: tuple, b: tuple, budget: Budget) -> bool | None:
     return True
 
 
-def _looks_alike(exact, other: Value) -> bool:
-    return other.kind == "number" and other.node[0] in "qd" and other.node[1] == exact
+def _looks_alike(a: Value, b: Value) -> bool:
+    """A first guess at which members belong together: the same tree."""
+    return a.node is not None and b.node is not None and a.node[:2] == b.node[:2] and (a.node == b.node or a.node[0] in "qd")
 
 
 def _list(a: Value, b: Value, budget: Budget) -> bool | None:

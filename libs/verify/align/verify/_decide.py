@@ -1,5 +1,7 @@
 """Equality and order of expressions: proved, refuted, or undecided within the budget; never by rounding."""
 
+from __future__ import annotations
+
 from fractions import Fraction
 from math import lcm
 
@@ -9,6 +11,10 @@ from align.verify._ball import Point, Straddles, Unknown, exact_value
 from align.verify._budget import Budget, OverBudget
 from align.verify._normal import normal
 from align.verify._tree import Node
+
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from align.verify._values import Read
 
 _FIRST = 64  # bits
 _LAST = 6_000  # bits of the algebraic proofs
@@ -102,7 +108,7 @@ def sign(node: Node, budget: Budget) -> int | None:
     return 0 if same(node, tree.ZERO, budget) else None
 
 
-def within(node: Node, bound, budget: Budget) -> bool:
+def within(node: Node, bound: Read, budget: Budget) -> bool:
     """Whether |node| ≤ bound is proved, for a real constant and a rational bound."""
     precision = _FIRST
     while precision <= _LAST_TRUE:
@@ -233,7 +239,7 @@ def _fractional_powers(node: Node, atoms: set) -> dict:
     return found
 
 
-def _give(values: dict, atom: Node, exponents, root: Fraction) -> None:
+def _give(values: dict, atom: Node, exponents: Read, root: Fraction) -> None:
     """A value for an atom: a power whose roots, where the tree takes roots of the atom, are rational too."""
     common = lcm(*(exponent.denominator for exponent in exponents))
     if common > 24:

@@ -3,6 +3,8 @@ r"""Expressions: a precedence parser from tokens to trees (and to values, for tu
 Plus-minus signs are read with the signs that `signs` gives, so that the reader can run the parser once for each choice.
 """
 
+from __future__ import annotations
+
 from align.verify import _brackets as brackets
 from align.verify import _names as names
 from align.verify import _numerals as numerals
@@ -12,6 +14,10 @@ from align.verify._budget import MAX_DEPTH, OverBudget, Unreadable
 from align.verify._lex import Token
 from align.verify._units import BARE as UNIT_WORDS
 from align.verify._values import Value, number_set
+
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from align.verify._values import Read
 
 _OPENING = frozenset(["frac", "sqrt", "pi", "infty", "binom", "angle", "triangle", "{", "lfloor", "lceil", "sum", "prod", "langle"])
 _END = Token("end", "", False)
@@ -58,7 +64,7 @@ class Grammar:
 
     # Sums, products, set operations.
 
-    def expression(self, binding: int = 0):
+    def expression(self, binding: int = 0) -> Read:
         """An expression whose operators bind tighter than `binding`: 5 sets, 10 sums, 20 products."""
         left = self.prefix(binding)
         while True:
@@ -109,7 +115,7 @@ class Grammar:
         sign = self.signs[index] if index < len(self.signs) else 1
         return sign if token.value == "pm" else -sign
 
-    def prefix(self, binding: int):
+    def prefix(self, binding: int) -> Read:
         sign, signed = 1, False
         while self.is_op("+", "-") or self.is_cmd("pm", "mp"):
             sign *= self.sign()
@@ -131,11 +137,7 @@ class Grammar:
             return not self.ends_item(token)
         if kind == "cmd":
             return (
-                value in _OPENING
-                or value in names.FUNCTIONS
-                or value in names.GREEK
-                or value in names.STYLES
-                or value.startswith("begin:")
+                value in _OPENING or value in names.FUNCTIONS or value in names.GREEK or value in names.STYLES or value.startswith("begin:")
             )
         return False
 
@@ -146,7 +148,7 @@ class Grammar:
 
     # Factors.
 
-    def postfix(self, left):
+    def postfix(self, left: Read) -> Read:
         """Powers, subscripts, factorials, percent and degree signs."""
         count = 0
         while True:
@@ -178,7 +180,7 @@ class Grammar:
             if count > 24:
                 raise OverBudget
 
-    def raise_to(self, left):
+    def raise_to(self, left: Read) -> Read:
         if self.is_cmd("circ"):
             self.at += 1
             return ("f", "deg", op.node_of(left))
@@ -192,7 +194,7 @@ class Grammar:
                 return ("f", "deg", op.node_of(left)) if inner.value == "circ" else op.renamed(left, "'")
         return op.raised(left, self.exponent())
 
-    def exponent(self):
+    def exponent(self) -> Read:
         """The exponent of ^ or **: a group, or one factor with its sign, and what it is raised to itself."""
         self.enter()
         sign = 1
@@ -211,7 +213,7 @@ class Grammar:
         self.depth -= 1
         return value if sign > 0 else tree.neg(value)
 
-    def subscript(self, left):
+    def subscript(self, left: Read) -> Read:
         """What stands after _: part of a name, or the base of the number in front (204_5), whose digits are the token before."""
         digits = self.tokens[self.at - 2].value
         text = self.subscript_text()
@@ -241,7 +243,7 @@ class Grammar:
                 parts.append(token.value)
         return "".join(parts)
 
-    def primary(self):
+    def primary(self) -> Read:
         token = self.peek()
         kind, value = token.kind, token.value
         if kind == "num":
@@ -260,14 +262,14 @@ class Grammar:
             return ("s", value)
         raise Unreadable("an operand is missing" if kind == "end" else f"words inside a formula: {value}")
 
-    def letter(self, name: str):
+    def letter(self, name: str) -> Read:
         if name == "e":
             return tree.E if not self.is_op("_") else ("s", "e")
         if name == "i" and self.index != "i":
             return tree.I if not self.is_op("_") else ("s", "i")
         return self.applied(name)
 
-    def applied(self, name: str):
+    def applied(self, name: str) -> Read:
         """A symbol, or f(…) for the letters that are usually functions."""
         while self.is_op("_", "'") or (self.is_op("^") and self.peek(1).value in ("prime", "'")):
             mark = self.peek().value
@@ -286,7 +288,7 @@ class Grammar:
             return ("f", "@" + name, *(op.node_of(item) for item in items))
         return ("s", name)
 
-    def word(self, value: str):
+    def word(self, value: str) -> Read:
         """A run of letters outside of \\text: a function, a constant, a Greek letter, else a product of letters."""
         if value in names.FUNCTIONS or value in names.WORD_FUNCTIONS:
             self.at += 1
@@ -306,7 +308,7 @@ class Grammar:
         self.at -= 1
         return self.primary()
 
-    def command(self, value: str):
+    def command(self, value: str) -> Read:
         self.at += 1
         if value == "frac":
             return op.combine("/", self.group(), self.group())
@@ -344,20 +346,20 @@ class Grammar:
             return brackets.series(self, value)
         raise Unreadable(f"unknown command \\{value}")
 
-    def named(self, value: str):
+    def named(self, value: str) -> Read:
         """\\angle ABC: a name."""
         while self.peek().kind in ("sym", "word"):
             value += " " + self.peek().value
             self.at += 1
         return ("s", value)
 
-    def styled(self, value: str):
+    def styled(self, value: str) -> Read:
         text = self.subscript_text()
         if value == "mathbb" and text in names.NUMBER_SETS:
             return number_set(text)
         return self.applied(f"{value}({text})")
 
-    def group(self):
+    def group(self) -> Read:
         """The argument of a command: a braced group, or a single token."""
         if self.is_op("{"):
             self.at += 1
@@ -368,7 +370,7 @@ class Grammar:
             return inner
         return self.single()
 
-    def single(self):
+    def single(self) -> Read:
         token = self.peek()
         if token.kind == "num" and len(token.value) > 1 and token.value.isdigit():
             self.tokens[self.at : self.at + 1] = [Token("num", token.value[0], False), Token("num", token.value[1:], False)]
@@ -383,7 +385,7 @@ class Grammar:
             raise Unreadable(f"{token.value!r} where an argument should be")
         return self.primary()
 
-    def function(self, name: str):
+    def function(self, name: str) -> Read:
         """A named function with its base, its power and its argument."""
         if name == "sqrt" or name == "cbrt":
             return self.square_root(3 if name == "cbrt" else 2)
@@ -416,7 +418,7 @@ class Grammar:
         result = op.applied(name, arguments, base)
         return tree.power(result, exponent) if exponent is not None else result
 
-    def juxtaposed(self):
+    def juxtaposed(self) -> Read:
         """The argument of a function without brackets: factors up to an operator or another function."""
         if self.is_op("-", "+"):
             negative = self.peek().value == "-"
@@ -430,7 +432,7 @@ class Grammar:
             left = op.times(left, self.postfix(self.primary()))
         return left
 
-    def square_root(self, index: int):
+    def square_root(self, index: int) -> Read:
         degree: tuple = ("q", index)
         if self.is_op("["):
             self.at += 1
@@ -444,7 +446,7 @@ class Grammar:
             inner = op.plain(self.group()) if self.is_op("{") else op.plain(self.root_operand())
         return tree.power(inner, tree.power(degree, tree.MINUS_ONE))
 
-    def root_operand(self):
+    def root_operand(self) -> Read:
         """What follows a root sign without braces: \\sqrt2 takes one digit; √12 takes the number."""
         token = self.peek()
         if token.kind == "num" and token.spaced and token.value.isdigit():

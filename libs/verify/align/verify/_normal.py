@@ -6,6 +6,8 @@ symbols, factorials (n + c)! become n! times factors. Two expressions whose
 normal forms agree for all values of the atoms are equal; the converse does not hold and is not used.
 """
 
+from __future__ import annotations
+
 from fractions import Fraction
 from math import isqrt
 
@@ -13,6 +15,10 @@ from align.verify import _tree as tree
 from align.verify._ball import Point, Straddles, Unknown
 from align.verify._budget import Budget, OverBudget
 from align.verify._tree import Node, add, mul, power, value_of
+
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from align.verify._values import Read
 
 _HALF: Node = ("q", Fraction(1, 2))
 _TWO: Node = ("q", 2)
@@ -73,7 +79,7 @@ def collected(node: Node, budget: Budget) -> Node:
     return _sorted(add(*(mul(tree.rational(c), m) for m, c in total.items() if c)))
 
 
-def _without_constant(coefficient, monomial: Node) -> list:
+def _without_constant(coefficient: Read, monomial: Node) -> list:
     if value_of(monomial) is not None:
         return [(coefficient * value_of(monomial), tree.ONE)]
     if monomial[0] == "*" and value_of(monomial[1]) is not None:
@@ -91,7 +97,7 @@ def _power(base: Node, exponent: Node, budget: Budget) -> Node:
     return result
 
 
-def _constant_power(base: Node, n, exponent: Node) -> Node:
+def _constant_power(base: Node, n: Read, exponent: Node) -> Node:
     if base[0] == "*" and n.__class__ is int:
         return mul(*(power(part, exponent) for part in base[1:]))
     if n.__class__ is not int and base[0] == "q" and base[1] > 0:
@@ -99,7 +105,7 @@ def _constant_power(base: Node, n, exponent: Node) -> Node:
     return power(base, exponent)
 
 
-def _one_power(base: Node, coefficient, monomial: Node, budget: Budget) -> Node:
+def _one_power(base: Node, coefficient: Read, monomial: Node, budget: Budget) -> Node:
     """base^(coefficient · monomial)."""
     c = tree.rational(coefficient)
     if monomial == tree.ONE:
@@ -130,7 +136,7 @@ def _over_logarithm(monomial: Node, prime: int) -> Node | None:
     return None
 
 
-def _exponential(coefficient, monomial: Node, budget: Budget) -> Node:
+def _exponential(coefficient: Read, monomial: Node, budget: Budget) -> Node:
     """e^(coefficient · monomial)."""
     c = tree.rational(coefficient)
     parts = list(monomial[1:]) if monomial[0] == "*" else [monomial]
@@ -145,7 +151,7 @@ def _exponential(coefficient, monomial: Node, budget: Budget) -> Node:
     return power(("f", "E", monomial), c)
 
 
-def _turn(r) -> Node:
+def _turn(r: Read) -> Node:
     """e^(i π r) as cosine and sine."""
     return add(_cos_pi(r), mul(tree.I, _cos_pi(Fraction(1, 2) - r)))
 
@@ -161,7 +167,7 @@ _EXACT = {
 }
 
 
-def _cos_pi(r) -> Node:
+def _cos_pi(r: Read) -> Node:
     """cos(π r): folded to the first quadrant, exact where it is a simple surd, else a root-of-unity atom."""
     r = abs(Fraction(r)) % 2
     r = 2 - r if r > 1 else r
@@ -333,7 +339,7 @@ def _factorial(n: Node, budget: Budget) -> Node:
     return result
 
 
-def factors(value) -> list[tuple[int, int]]:
+def factors(value: Read) -> list[tuple[int, int]]:
     """Prime factors of a positive rational with their exponents; what trial division to 2,000 leaves is one factor, or its root."""
     result: dict[int, int] = {}
     for number, sign in ((value, 1),) if value.__class__ is int else ((value.numerator, 1), (value.denominator, -1)):

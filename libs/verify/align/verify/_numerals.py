@@ -11,9 +11,10 @@ from align.verify._budget import Unreadable
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
     from align.verify._grammar import Grammar
+    from align.verify._values import Read
 
 
-def number(g: Grammar):
+def number(g: Grammar) -> Read:
     text = g.peek().value
     g.at += 1
     after = g.peek()
@@ -40,7 +41,7 @@ def number(g: Grammar):
     return tree.literal(text)
 
 
-def hexadecimal(g: Grammar, text: str):
+def hexadecimal(g: Grammar, text: str) -> Read:
     letter, saved = g.peek().value, g.at
     g.at += 2
     base = g.subscript_text()
@@ -50,7 +51,7 @@ def hexadecimal(g: Grammar, text: str):
     return tree.literal(text)
 
 
-def mixed(g: Grammar, text: str):
+def mixed(g: Grammar, text: str) -> Read:
     """1\\frac{4}{5}; a fraction that is not a proper one of two whole numbers is a factor instead."""
     whole, saved = tree.literal(text), g.at
     g.at += 1
@@ -62,7 +63,7 @@ def mixed(g: Grammar, text: str):
     return whole
 
 
-def repeating(g: Grammar, text: str):
+def repeating(g: Grammar, text: str) -> Read:
     r"""0.1\overline{6}."""
     g.at += 1
     if g.is_op("{"):

@@ -1,5 +1,7 @@
 """Operations of the grammar on what it has read: trees, and values such as tuples, sets and matrices."""
 
+from __future__ import annotations
+
 from fractions import Fraction
 
 from align.verify import _tree as tree
@@ -7,8 +9,12 @@ from align.verify._budget import Unreadable
 from align.verify._matrix import matrix_sum, matrix_times
 from align.verify._values import Value, of_node
 
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from align.verify._values import Read
 
-def size(node) -> int:
+
+def size(node: Read) -> int:
     return 1 + sum(size(part) for part in node[1:] if part.__class__ is tuple)
 
 
@@ -33,14 +39,14 @@ def substitute(node: tuple, old: tuple, new: tuple) -> tuple:
     return node
 
 
-def repeating(text: str, block: str):
+def repeating(text: str, block: str) -> Read:
     whole = tree.literal(text if text[-1] != "." else text + "0")
     places = len(text.partition(".")[2])
     tail = Fraction(int(block), (10 ** len(block) - 1) * 10**places)
     return tree.rational(Fraction(tree.value_of(whole)) + tail)
 
 
-def in_base(digits: str, base_text: str):
+def in_base(digits: str, base_text: str) -> Read:
     words = {
         "two": 2,
         "three": 3,
@@ -63,21 +69,21 @@ def in_base(digits: str, base_text: str):
         raise Unreadable(f"{digits} has no meaning in base {base}") from None
 
 
-def node_or_none(item):
+def node_or_none(item: Read) -> Read:
     """The tree of a value that has one."""
     if item.__class__ is tuple:
         return item
     return item.node if item.kind in ("number", "expression") else None
 
 
-def node_of(item) -> tuple:
+def node_of(item: Read) -> tuple:
     node = node_or_none(item)
     if node is None:
         raise Unreadable(f"a {item.kind} where a number should be")
     return plain(node) if node[0] == "f" else node
 
 
-def plain(item) -> tuple:
+def plain(item: Read) -> tuple:
     """The tree with its own percent or degree sign worked in. Raises: Unreadable for anything but a number or expression."""
     node = item if item.__class__ is tuple else node_of(item)
     if node[0] == "f":
@@ -88,11 +94,11 @@ def plain(item) -> tuple:
     return node
 
 
-def as_value(item) -> Value:
+def as_value(item: Read) -> Value:
     return item if isinstance(item, Value) else of_node(item)
 
 
-def renamed(item, suffix: str):
+def renamed(item: Read, suffix: str) -> Read:
     node = node_of(item)
     if node[0] == "s":
         return ("s", node[1] + suffix)
@@ -105,13 +111,13 @@ def renamed(item, suffix: str):
     raise Unreadable("a mark on something without a name")
 
 
-def plus(a, b):
+def plus(a: Read, b: Read) -> Read:
     if a.__class__ is tuple and b.__class__ is tuple:
         return tree.add(plain(a), plain(b))
     return matrix_sum(as_value(a), as_value(b))
 
 
-def negative(a):
+def negative(a: Read) -> Read:
     if a.__class__ is tuple:
         if a[0] == "f" and a[1] in ("pct", "deg"):
             return ("f", a[1], tree.neg(a[2]))
@@ -119,7 +125,7 @@ def negative(a):
     return matrix_times(of_node(tree.MINUS_ONE), a)
 
 
-def times(a, b):
+def times(a: Read, b: Read) -> Read:
     if a.__class__ is tuple and b.__class__ is tuple:
         if b[0] == "f" and b[1] in ("pct", "deg") and a[0] != "f":
             return ("f", b[1], tree.mul(a, b[2]))
@@ -136,7 +142,7 @@ def _times_ten(a: tuple, b: tuple) -> tuple:
     return tree.mul(a, b)
 
 
-def _ten_power(value) -> int | None:
+def _ten_power(value: Read) -> int | None:
     number = value if value.__class__ is int else value.denominator if value.numerator == 1 else 0
     if number < 1:
         return None
@@ -147,7 +153,7 @@ def _ten_power(value) -> int | None:
     return None
 
 
-def combine(operator: str, a, b):
+def combine(operator: str, a: Read, b: Read) -> Read:
     if operator == "*":
         return times(a, b)
     if a.__class__ is tuple and b.__class__ is tuple:
@@ -158,7 +164,7 @@ def combine(operator: str, a, b):
     raise Unreadable("an operation between values that have none")
 
 
-def raised(base, exponent):
+def raised(base: Read, exponent: Read) -> Read:
     if base.__class__ is tuple:
         return tree.power(plain(base), exponent)
     count = tree.value_of(exponent)
@@ -170,7 +176,7 @@ def raised(base, exponent):
     raise Unreadable("a power of something that is no number")
 
 
-def applied(name: str, arguments: list, base):
+def applied(name: str, arguments: list, base: Read) -> Read:
     if not arguments:
         raise Unreadable(f"{name} of nothing")
     if name in ("lg", "log") or (name == "ln" and base is not None):

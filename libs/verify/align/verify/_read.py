@@ -1,5 +1,7 @@
 """From an answer to a value: lists, relations, units, words around the items that `_grammar` reads."""
 
+from __future__ import annotations
+
 import re
 
 from align.verify import _names as names
@@ -10,6 +12,10 @@ from align.verify._grammar import Grammar
 from align.verify._lex import Token, balanced, clean, lex
 from align.verify._operate import plain
 from align.verify._values import Value, number_set, of_node
+
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from align.verify._values import Read
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?\s*\.?")
@@ -251,7 +257,7 @@ def _application(tokens: list[Token], start: int) -> int:
     return at if named and (len(before) == 1 or before[1].value in ("_", "'", "^")) else -1
 
 
-def _unit(grammar: Grammar):
+def _unit(grammar: Grammar) -> Read:
     """The unit after an expression, or None."""
     words = []
     while True:
@@ -280,7 +286,7 @@ def _unit(grammar: Grammar):
     return units.unit(phrase) if phrase else None
 
 
-def _with_unit(item, unit) -> Value:
+def _with_unit(item: Read, unit: Read) -> Value:
     if item.__class__ is tuple:
         if item[0] == "f" and item[1] == "deg":
             item, unit = item[2], units.DEGREE
@@ -292,7 +298,7 @@ def _with_unit(item, unit) -> Value:
     return item
 
 
-def _chain(sides: list[Value], signs: list[str], unit) -> Value:
+def _chain(sides: list[Value], signs: list[str], unit: Read) -> Value:
     """a = b = c, a < b, x in S, a : b."""
     if set(signs) == {":"}:
         return Value("ratio", items=tuple(sides))
@@ -325,7 +331,7 @@ def _chain(sides: list[Value], signs: list[str], unit) -> Value:
     return Value("inequality", items=tuple(plain(side.node) for side in sides), info=tuple(signs))
 
 
-def _equation(sides: list[Value], unit) -> Value:
+def _equation(sides: list[Value], unit: Read) -> Value:
     """An equation; with a name on the left that does not recur on the right, an assignment of the right side."""
     last, name = sides[-1], _name(sides[0])
     nodes = tuple(side.node if side.node is not None else side for side in sides)

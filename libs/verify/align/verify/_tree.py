@@ -10,6 +10,8 @@
 Nothing is folded before its size has been bounded, so no power, factorial or product can grow out of hand.
 """
 
+from __future__ import annotations
+
 from fractions import Fraction
 from math import comb, factorial, gcd, isqrt
 
@@ -18,6 +20,8 @@ from align.verify._budget import MAX_BITS, MAX_FRACTION_BITS, MAX_TERMS, OverBud
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
     from typing import Any
+
+    from align.verify._values import Read
 
     Node = tuple[Any, ...]
 else:
@@ -34,7 +38,7 @@ I: Node = ("c", "i")
 NEG_INF: Node = ("*", MINUS_ONE, INF)
 
 
-def rational(value) -> Node:
+def rational(value: Read) -> Node:
     """A constant, an int wherever it is one."""
     if value.__class__ is not int and value.denominator == 1:
         value = value.numerator
@@ -78,7 +82,7 @@ def text(node: Node) -> str:
     return f"({tag.join(map(text, node[1:]))})"
 
 
-def value_of(node: Node):
+def value_of(node: Node) -> Read:
     """The exact rational value of a constant, or None."""
     return node[1] if node[0] in "qd" else None
 
@@ -92,12 +96,12 @@ def split(term: Node) -> tuple:
     return 1, term
 
 
-def bits(value) -> int:
+def bits(value: Read) -> int:
     """Size of a rational: the bits of its numerator and denominator."""
     return value.bit_length() if value.__class__ is int else value.numerator.bit_length() + value.denominator.bit_length()
 
 
-def _bounded(value) -> None:
+def _bounded(value: Read) -> None:
     if bits(value) > (2 * MAX_BITS if value.__class__ is int else MAX_FRACTION_BITS):
         raise OverBudget
 
@@ -211,7 +215,7 @@ def power(base: Node, exponent: Node) -> Node:
     return ("^", base, rational(exponent[1]) if exponent[0] == "d" else exponent)
 
 
-def _rational_power(b, n, base: Node, exponent: Node) -> Node:
+def _rational_power(b: Read, n: Read, base: Node, exponent: Node) -> Node:
     if b == 0:
         return ZERO if n > 0 else UNDEF
     if b == 1:

@@ -2,6 +2,12 @@
 
 from align.verify._tree import Node, symbols, text
 
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from typing import Any
+
+    Read = Any  # what the grammar hands on: a tree (a tuple) or a Value
+
 
 class Value:
     """A parsed answer.
