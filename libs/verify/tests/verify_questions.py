@@ -137,6 +137,11 @@ F \infty-\infty ~ 0
 F \frac{0}{0} ~ 0
 T 101_2 ~ 5
 F 101_2 ~ 101_3
+F 5 ~ x=5, y=5
+T 5 ~ 5\text{ or }\frac{10}{2}
+T e^{3000}+1 ~ 1+e^{3000}
+F e^{3000}+1 ~ e^{3000}
+T |\sin 2| ~ \sin 2
 T 0.1\overline{6} ~ \frac{1}{6}
 F 0.\overline{3} ~ 0.3
 T 1\frac{1}{2} ~ \frac{3}{2}

@@ -231,9 +231,9 @@ def _mixed(a: Value, b: Value, budget: Budget) -> bool | None:
         return not time.info[2] and _in_order(parts, other.items, budget)
     if kinds & {"number", "expression"} and kinds & {"set", "list"}:
         many, one = (a, b) if a.kind in ("set", "list") else (b, a)
-        if (len(many.items) == 1 and many.info == "finite") or (many.kind == "list" and 1 < len(many.items) < 5):
-            return _all(equal(item, one, budget) for item in many.items)  # one value, written in several forms
-        return False
+        alone = len(many.items) == 1 and many.info == "finite"
+        repeated = many.kind == "list" and 1 < len(many.items) < 5 and len({item.name for item in many.items}) == 1
+        return _all(equal(item, one, budget) for item in many.items) if alone or repeated else False  # one value, in several forms
     return _as_real_sets(a, b, budget)
 
 

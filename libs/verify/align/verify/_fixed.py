@@ -18,13 +18,18 @@ _ln2: dict[int, int] = {}
 
 def pi(p: int) -> int:
     """⌊π · 2^p⌋, give or take one (Machin)."""
-    if p not in _pi:
+    value = _pi.get(p)  # one look-up: another thread may empty the table
+    if value is None:
         w = p + _GUARD
-        _pi[p] = 4 * (4 * _atan_inverse(5, w) - _atan_inverse(239, w)) >> _GUARD
-        if len(_pi) > 64:
-            _pi.clear()
-            return pi(p)
-    return _pi[p]
+        value = 4 * (4 * _atan_inverse(5, w) - _atan_inverse(239, w)) >> _GUARD
+        _keep(_pi, p, value)
+    return value
+
+
+def _keep(table: dict[int, int], p: int, value: int) -> None:
+    if len(table) >= 64:
+        table.clear()
+    table[p] = value
 
 
 def _atan_inverse(n: int, w: int) -> int:
@@ -40,14 +45,12 @@ def _atan_inverse(n: int, w: int) -> int:
 
 def ln2(p: int) -> int:
     """⌊ln 2 · 2^p⌋, give or take one: 18 atanh(1/26) - 2 atanh(1/4801) + 8 atanh(1/8749)."""
-    if p not in _ln2:
+    value = _ln2.get(p)
+    if value is None:
         w = p + _GUARD
-        total = 18 * _atanh_inverse(26, w) - 2 * _atanh_inverse(4801, w) + 8 * _atanh_inverse(8749, w)
-        if len(_ln2) > 64:
-            _ln2.clear()
-        _ln2[p] = total >> _GUARD
-        return total >> _GUARD
-    return _ln2[p]
+        value = (18 * _atanh_inverse(26, w) - 2 * _atanh_inverse(4801, w) + 8 * _atanh_inverse(8749, w)) >> _GUARD
+        _keep(_ln2, p, value)
+    return value
 
 
 def _atanh_inverse(n: int, w: int) -> int:

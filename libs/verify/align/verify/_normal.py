@@ -39,6 +39,10 @@ def normal(node: Node, budget: Budget) -> Node:
     if tag == "f":
         if node[1] in ("sum", "prod"):
             return node
+        known = _sign(node[2], budget) if node[1] == "abs" else 0
+        if known:
+            inside = normal(node[2], budget)
+            return inside if known > 0 else tree.neg(inside)
         return _function(node[1], [normal(part, budget) for part in node[2:]], budget)
     return node
 
@@ -193,9 +197,6 @@ def _function(name: str, arguments: list[Node], budget: Budget) -> Node:
     if name == "fact":
         return _factorial(first, budget)
     if name == "abs":
-        known = _sign(first, budget)
-        if known:
-            return first if known > 0 else tree.neg(first)
         constant, rest = _positive_part(first)
         return mul(constant, tree.call("abs", rest)) if rest != tree.ONE else constant
     return tree.call(name, *arguments)
