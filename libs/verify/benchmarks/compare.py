@@ -79,7 +79,7 @@ def main() -> int:
         print("set ALIGN_ORACLE_PYTHON to the python of a venv with math-verify 0.9", file=sys.stderr)
         return 2
     mine, verdicts = ours(pairs)
-    answer = subprocess.run([python, "-c", ORACLE], input=json.dumps(pairs), capture_output=True, text=True, check=True).stdout
+    answer = subprocess.run([python, "-I", "-c", ORACLE], input=json.dumps(pairs), capture_output=True, text=True, check=True).stdout
     theirs, oracle = json.loads(answer)
     print(f"{'':<24}{'pairs/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}")
     print(row("align.verify", mine))

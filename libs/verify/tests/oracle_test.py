@@ -28,7 +28,7 @@ def test_labelled_outputs_beside_the_oracle():
     outputs = [(f"gsm-{k}", row) for k, row in enumerate(rows("gsm8k_labelled.jsonl.gz"))]
     outputs += [(row["id"], row) for row in rows("qwen_labelled.jsonl.gz")]
     pairs = json.dumps([[row["gold"], row["text"]] for _, row in outputs])
-    answers = json.loads(subprocess.run([oracle(), "-c", PROGRAM], input=pairs, capture_output=True, text=True, check=True).stdout)
+    answers = json.loads(subprocess.run([oracle(), "-I", "-c", PROGRAM], input=pairs, capture_output=True, text=True, check=True).stdout)
     ours = [grade(row["gold"], row["text"]).correct is True for _, row in outputs]
     assert sum(a == b for a, b in zip(ours, answers, strict=True)) / len(ours) >= 0.9995
     # Frozen on the full outputs; here the GSM8K ones are cut to their last 120 characters, which moves an answer only where none is marked.
