@@ -124,6 +124,8 @@ def test_fingerprint_tells_tokenizers_apart():
         ({"model__merges": ["wz"]}, "tokenizer.json.model.merges[0]: should be a pair of tokens"),
         ({"model__vocab": {"a": "1"}}, "tokenizer.json.model: vocab['a'] should be a number"),
         ({"model__vocab": {"a": 1, "b": 1}}, "vocab['b'] and vocab['a'] have the same id 1"),
+        ({"model__vocab": {"a\ud800": 1}}, "holds a lone surrogate, which is no text"),
+        ({"normalizer": {"type": "Prepend", "prepend": "\ud800"}}, "tokenizer.json.normalizer: 'prepend' holds a lone surrogate"),
         ({"normalizer": {"type": "Precompiled"}}, "tokenizer.json.normalizer: type 'Precompiled' is not supported"),
         ({"pre_tokenizer__pattern": {"Regex": "a(?<name>b)"}}, "tokenizer.json.pre_tokenizer.pattern.Regex: "),
         ({"pre_tokenizer__behavior": "Sideways"}, "behavior 'Sideways' is none of Isolated, Removed"),

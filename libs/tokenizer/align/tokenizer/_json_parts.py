@@ -35,6 +35,8 @@ class Node:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             wanted = "a number" if isinstance(kind, tuple) else kind.__name__
             self.fail(f"{key!r} should be {wanted}, not {_short(value)}" + ("" if key in self.value else " (it is missing)"))
+        if isinstance(value, str) and not is_text(value):
+            self.fail(f"{key!r} holds a lone surrogate, which is no text")
         return value
 
     def child(self, key: str) -> "Node":
@@ -55,6 +57,15 @@ class Node:
         if len(value) != 1:
             self.fail(f"{key!r} should be one character, not {_short(value)}")
         return value
+
+
+def is_text(value: str) -> bool:
+    """Whether a string has a UTF-8 form."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(value: Any) -> str:

@@ -4,7 +4,7 @@ from typing import Any, NoReturn
 
 from align.tokenizer._bpe import Bpe
 from align.tokenizer._errors import TokenizerError
-from align.tokenizer._json_parts import Node
+from align.tokenizer._json_parts import Node, is_text
 from align.tokenizer._unicode import ASSETS
 
 
@@ -42,6 +42,8 @@ def _vocabulary(node: Node) -> dict[str, int]:
     if not set(map(type, vocab.values())) <= {int}:
         token = next(t for t, i in vocab.items() if type(i) is not int)
         node.fail(f"vocab[{token!r}] should be a number, not {vocab[token]!r}")
+    if not is_text("".join(vocab)):
+        node.fail(f"vocab[{next(t for t in vocab if not is_text(t))!r}] holds a lone surrogate, which is no text")
     ids = set(vocab.values())
     if vocab and not (min(ids) >= 0 and max(ids) < 1 << 32):
         node.fail("the ids in 'vocab' are out of range")
