@@ -43,6 +43,9 @@ def scan(root: Path) -> list[str]:
     found = [complaint for path in files for complaint in _file(root, path)]
     shadows = [path for path in files if re.fullmatch(r"libs/[^/]+/align/__init__\.py", path)]
     found += [f"{path}:1: the namespace `align` must not have a package file; remove it" for path in shadows]
+    found += [
+        f"{path}:501: over 500 lines; the house keeps rooms small" for path in files if path.endswith(".py") and _lines(root / path) > 500
+    ]
     return sorted(found + list(_lists(root)) + [complaint for path in files for complaint in _tags(root, path)])
 
 
@@ -73,6 +76,10 @@ def _file(root: Path, path: str) -> Iterator[str]:
                     if isinstance(label, ast.Constant) and str(label.value).startswith(("//:", "@align_ml//:")):
                         library = label.value.partition(":")[2]
                         yield f"{path}:{label.lineno}: {label.value} is for other repositories; depend on //libs/{library}"
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
 
 
 def _targets(build: str) -> list[set[str]]:
