@@ -108,9 +108,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.write(body)
 
     def write(self, body):
-        self.wfile.write(body)
-        self.wfile.flush()
-        self.entry["sent"] += len(body)
+        self.entry["sent"] += len(body)  # before: the client may look as soon as it has the bytes
+        try:
+            self.wfile.write(body)
+            self.wfile.flush()
+        except OSError:
+            self.entry["sent"] -= len(body)
+            raise
 
     def api(self, path, fault):
         if path == f"/api/datasets/{REPO}/revision/main":
