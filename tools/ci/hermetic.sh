@@ -11,8 +11,9 @@ trap 'for n in one two; do "$base/$n/bazelw" --output_base="$base/base-$n" shutd
 for n in one two; do
     mkdir "$base/$n"
     git ls-files -z --cached --others --exclude-standard | xargs -0 tar c --ignore-failed-read 2>/dev/null | tar x -C "$base/$n"
-    (cd "$base/$n" && ./bazelw --output_base="$base/base-$n" test --config=ci --disk_cache="$base/cache" "${targets[@]}") 2>&1 | tee "$base/$n.log" | grep -E '^(INFO|ERROR|FAIL|Executed)|FAILED' || true
-    grep -q 'Build completed successfully' "$base/$n.log" || { echo "hermetic: checkout $n failed"; exit 1; }
+    (cd "$base/$n" && ./bazelw --output_base="$base/base-$n" test --config=ci --disk_cache="$base/cache" "${targets[@]}") > "$base/$n.log" 2>&1 ||
+        { grep -vE '^(Loading|Analyzing)' "$base/$n.log" | tail -n 60; echo "hermetic: checkout $n failed"; exit 1; }
+    grep -E '^INFO: (Elapsed|[0-9]+ process)|^Executed' "$base/$n.log"
 done
 # "INFO: 45 processes: 41 remote cache hit, 4 internal." A process that ran has its strategy's name here.
 line=$(grep -E '^INFO: [0-9]+ process' "$base/two.log" | tail -n 1)
