@@ -242,7 +242,7 @@ def _fractional_powers(node: Node, atoms: set) -> dict:
 def _give(values: dict, atom: Node, exponents: Read, root: Fraction) -> None:
     """A value for an atom: a power whose roots, where the tree takes roots of the atom, are rational too."""
     common = lcm(*(exponent.denominator for exponent in exponents))
-    if common > 24:
+    if common > 24 or any(abs(exponent) > 1000 for exponent in exponents):  # the power would have millions of digits
         common, exponents = 1, ()
     values[atom] = root**common
     for exponent in exponents:
