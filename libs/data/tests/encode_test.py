@@ -1,52 +1,17 @@
 """Encoding: which tokens, which of them are trained, and what became of every row."""
 
-import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from data_cases import BOS, EOS, Characters, ids_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from align.data import DataError, arithmetic_demonstrations, arithmetic_tokenizer_config, arithmetic_tokenizer_json, chat_rows, encode_rows
 from align.tokenizer import Tokenizer
-
-BOS, EOS = 1, 2
-
-
-@dataclass
-class Chat:
-    ids: list[int]
-    assistant_mask: list[bool]
-
-
-class Characters:
-    """The contract's methods over characters: id = code point + 10; "<s>", "</s>" and, as byte-level BPE has it, "\\n\\n" one token."""
-
-    def __init__(self, eos_id=EOS, bos=True):
-        self.eos_id, self.bos = eos_id, bos
-
-    def encode(self, text, *, add_special_tokens=False):
-        pieces = re.findall(r"</?s>|\n\n|.", text, re.DOTALL)
-        ids = [{"<s>": BOS, "</s>": EOS, "\n\n": 5}.get(piece) or ord(piece) + 10 for piece in pieces]
-        return [BOS] * (self.bos and add_special_tokens) + ids
-
-    def render_chat(self, messages, *, template=None):
-        ids, mask = [BOS], [False]
-        for message in messages:
-            if template == "no system" and message["role"] == "system":
-                raise ValueError("the template has no system message")
-            body = [3, *self.encode(message["content"]), 4]
-            ids += body
-            mask += [False] + [message["role"] == "assistant"] * (len(body) - 1)
-        return Chat(ids, mask)
-
-
-def ids_of(text):
-    return [ord(character) + 10 for character in text]
 
 
 def encode(rows, kind, max_length=100, tokenizer=None, **options):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.data import DataError, bundled, decontaminate, dedupe_rows, gsm8k_rows
+from align.data import Contamination, DataError, SeenRows, bundled, decontaminate, dedupe_rows, gsm8k_rows
 
 ROW = {"prompt": "What is 2+2?", "completion": "Four."}
 WORDS = st.lists(st.sampled_from("abcdefghij"), max_size=40)
@@ -36,6 +36,13 @@ def test_a_second_pass_finds_nothing_and_a_first_is_never_a_copy(texts):
     copies = {copy for copy, _ in done.copies}
     assert all(first < copy and first not in copies for copy, first in done.copies)
     assert done.rows == [row for index, row in enumerate(rows) if index not in copies]
+
+
+@given(st.lists(st.sampled_from("aAbB c"), max_size=12), st.sampled_from(["exact", "normalised"]))
+def test_one_row_at_a_time_is_the_same(texts, by):
+    rows, seen = [{"text": text} for text in texts], SeenRows(by=by)
+    firsts = [seen.first(row) for row in rows]
+    assert [(index, first) for index, first in enumerate(firsts) if first is not None] == dedupe_rows(rows, by=by).copies
 
 
 QUESTION = "A robe takes 2 bolts of blue fiber and half that much white fiber. How many bolts in total does it take?"
@@ -85,6 +92,11 @@ def test_exactly_the_rows_with_a_common_run_go(texts, questions, n):
         if any(len(q) >= 5 and runs(q, min(n, len(q))) & runs(words, min(n, len(q))) for q in questions)
     }
     assert done.rows == [row for index, row in enumerate(rows) if index not in dirty]
+    search = Contamination(tests, n=n)
+    assert [search.find(row, place="row") is not None for row in rows] == [index in dirty for index in range(len(rows))]
+    for hit in done.hits:
+        words = hit.words.split()
+        assert tuple(words) in runs(texts[int(hit.row.split()[1])], len(words)) & runs(questions[hit.item], len(words))
     assert {hit.row for hit in done.hits} == {f"row {index}" for index in dirty}
 
 

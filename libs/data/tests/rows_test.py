@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.data import DataError, read_rows, stream_rows
+from align.data import DataError, check_rows, parse_lines, read_objects, read_rows, stream_rows, text_rows
 
 GOOD = {
     "messages": {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]},
@@ -179,3 +179,53 @@ def test_streaming_gives_the_rows_before_a_bad_one(write):
     assert next(rows) == ({"text": "a"}, "text")
     with pytest.raises(DataError, match=":2: text must be a string"):
         next(rows)
+
+
+def test_objects_of_other_fields_come_with_their_place_and_can_be_checked_later(write):
+    path = write('{"q": "2+2?"}\n\n{"q": "3+3?"}\n')
+    rows = list(read_objects(path))
+    assert [(row, row.place) for row in rows] == [({"q": "2+2?"}, f"{path}:1"), ({"q": "3+3?"}, f"{path}:3")]
+    for row in rows:
+        row["text"] = row.pop("q")
+    assert [kind for _, kind in check_rows(rows)] == ["text", "text"]
+    with pytest.raises(DataError, match=r"rows.jsonl:1: field 'prompt' is missing"):
+        list(check_rows(rows, kind="answer"))
+    assert [row.place for row in parse_lines([b"{}\n", b'{"a": 1}'], "pipe")] == ["pipe:1", "pipe:2"]
+
+
+TEXT = "\ufeffOne\r\n two\n\n \nThree\u2028four\n\n"
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("file", [("One\r\n two\n\n \nThree\u2028four", 1)]),
+        ("line", [("One", 1), (" two", 2), ("Three\u2028four", 5)]),
+        ("paragraph", [("One\r\n two", 1), ("Three\u2028four", 5)]),
+    ],
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_text_files(write, by, expected, zipped):
+    path = write(gzip.compress(TEXT.encode()) if zipped else TEXT, "a.txt")
+    assert [(row, row.place) for row in text_rows(path, by=by)] == [({"text": text}, f"{path}:{line}") for text, line in expected]
+
+
+def test_text_that_is_none_is_refused(write):
+    damaged = (b"a\nb\xff\n", r"a.txt:2: byte 1 \(0xff\) is not UTF-8")
+    for content, message in (("", "a.txt: no text"), (" \n\t\n", "a.txt: no text"), damaged):
+        with pytest.raises(DataError, match=message):
+            list(text_rows(write(content, "a.txt"), by="line"))
+    with pytest.raises(DataError, match="by 'word' is not known; it is file, line or paragraph"):
+        list(text_rows(write("a"), by="word"))
+
+
+@given(st.text(alphabet="ab \n\r", max_size=40))
+def test_no_character_of_a_text_is_lost_but_blank_lines_and_ends(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("t") / "a.txt"
+    path.write_bytes(text.encode())
+    for by in ("file", "line", "paragraph"):
+        try:
+            got = "".join(row["text"] for row in text_rows(path, by=by))
+        except DataError:
+            got = ""
+        assert got.split() == "".join(got).split() and "".join(got.split()) == "".join(text.split())

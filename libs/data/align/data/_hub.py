@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ._http import Client, HubError, origin
-from ._rows import Row, parse_rows, read_lines
+from ._rows import Row, check_rows, parse_lines, read_lines
 from ._shards import write_whole
 from ._transfer import Changed, Identity, Transfer
 
@@ -133,7 +133,7 @@ class Hub:
     def stream_rows(self, repo: str, path: str, revision: str = "main", *, rows: str = "auto", kind: Repo = "dataset") -> Iterator[Row]:
         """Rows of a JSON Lines file (.gz too) while it arrives, checked as by `read_rows`; `rows` is their kind."""
         lines = self.stream_lines(repo, path, revision, kind=kind)
-        return (row for row, _ in parse_rows(lines, f"{repo}/{path}", kind=rows))
+        return (row for row, _ in check_rows(parse_lines(lines, f"{repo}/{path}"), kind=rows))
 
     def open(self, repo: str, path: str, revision: str = "main", *, kind: Repo = "dataset") -> "RemoteFile":
         """A binary file object that reads by range: for formats with an index, such as parquet's row groups."""

@@ -1,5 +1,6 @@
 """Rows that are there twice, and rows that hold a test's questions."""
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -29,17 +30,32 @@ def dedupe_rows(rows: Sequence[dict[str, Any]], *, by: Literal["exact", "normali
     "exact": all fields are equal. "normalised": the fields of the row's kind are, after NFKC, case folding and white space as one
     space; ids and other metadata do not count. Two answers to one question are two rows.
     """
-    if by not in ("exact", "normalised"):
-        raise DataError(f"by {by!r} is not known; it is exact or normalised")
-    firsts: dict[str, int] = {}
+    seen = SeenRows(by=by)
+    kept: list[dict[str, Any]] = []
     copies: list[tuple[int, int]] = []
     for index, row in enumerate(rows):
-        key = json.dumps(row if by == "exact" else _normalised(_content(row)), sort_keys=True)
-        first = firsts.setdefault(key, index)
-        if first != index:
+        first = seen.first(row)
+        if first is None:
+            kept.append(row)
+        else:
             copies.append((index, first))
-    dropped = {index for index, _ in copies}
-    return Deduped([row for index, row in enumerate(rows) if index not in dropped], copies)
+    return Deduped(kept, copies)
+
+
+class SeenRows:
+    """What `dedupe_rows` does, one row at a time: for rows that do not fit into memory. Some 100 bytes a different row are kept."""
+
+    def __init__(self, *, by: Literal["exact", "normalised"] = "normalised"):
+        if by not in ("exact", "normalised"):
+            raise DataError(f"by {by!r} is not known; it is exact or normalised")
+        self._by, self._firsts, self._count = by, dict[bytes, int](), 0
+
+    def first(self, row: dict[str, Any]) -> int | None:
+        """The index of the row, among all that were asked about, that this one is a copy of; None where it is the first of its kind."""
+        content = json.dumps(row if self._by == "exact" else _normalised(_content(row)), sort_keys=True)
+        first = self._firsts.setdefault(hashlib.sha256(content.encode()).digest()[:16], self._count)
+        self._count += 1
+        return first if first != self._count - 1 else None
 
 
 @dataclass(frozen=True)
@@ -80,29 +96,46 @@ def decontaminate(
     tests: rows by name of the set; what counts is what they ask. Words are runs of letters and digits, normalised as in
     `dedupe_rows`. A question of fewer than n words is looked for as a whole; one of fewer than 5 is not, and is counted.
     """
-    if n < SHORTEST:
-        raise DataError(f"n {n} must be at least {SHORTEST}; fewer words in a row are in common by chance")
-    grams: dict[str, tuple[str, int]] = {}
-    unchecked: Counter[str] = Counter(dict.fromkeys(tests, 0))
-    for test, items in tests.items():
-        for item, row in enumerate(items):
-            words = _words(question(row))
-            if len(words) < SHORTEST:
-                unchecked[test] += 1
-                continue
-            for gram in _grams(words, min(n, len(words))):
-                grams.setdefault(gram, (test, item))
-    sizes = sorted({gram.count(" ") + 1 for gram in grams})
+    search = Contamination(tests, n=n)
     kept: list[dict[str, Any]] = []
     hits: list[Hit] = []
     for index, row in enumerate(rows):
-        words = _words(" \n".join(_strings(_content(row))))
-        found = next((gram for size in sizes for gram in _grams(words, size) if gram in grams), None)
-        if found is None:
+        hit = search.find(row, place=f"row {index}")
+        if hit is None:
             kept.append(row)
         else:
-            hits.append(Hit(getattr(row, "place", f"row {index}"), *grams[found], found))
-    return Decontaminated(kept, hits, unchecked, n)
+            hits.append(hit)
+    return Decontaminated(kept, hits, search.unchecked, n)
+
+
+class Contamination:
+    """What `decontaminate` does, one row at a time. `unchecked` counts, by test, the questions that are too short to look for."""
+
+    def __init__(self, tests: Mapping[str, Sequence[dict[str, Any]]], *, n: int = 13):
+        if n < SHORTEST:
+            raise DataError(f"n {n} must be at least {SHORTEST}; fewer words in a row are in common by chance")
+        self.unchecked: Counter[str] = Counter(dict.fromkeys(tests, 0))
+        # By their first words: one look at each word of a row, whatever the lengths that are looked for.
+        self._runs: dict[str, dict[str, tuple[str, int]]] = {}
+        for test, items in tests.items():
+            for item, row in enumerate(items):
+                words = _words(question(row))
+                size = min(n, len(words))
+                if size < SHORTEST:
+                    self.unchecked[test] += 1
+                    continue
+                for start in range(len(words) - size + 1):
+                    run = words[start : start + size]
+                    self._runs.setdefault(" ".join(run[:SHORTEST]), {}).setdefault(" ".join(run), (test, item))
+
+    def find(self, row: dict[str, Any], *, place: str = "") -> Hit | None:
+        """The first run of words that the row has in common with a test's question; `place` stands where the row has none of its own."""
+        words = _words(" \n".join(_strings(_content(row))))
+        for start in range(len(words) - SHORTEST + 1):
+            for run, (test, item) in self._runs.get(" ".join(words[start : start + SHORTEST]), {}).items():
+                if words[start : start + run.count(" ") + 1] == run.split(" "):
+                    return Hit(getattr(row, "place", place), test, item, run)
+        return None
 
 
 def _content(row: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +162,3 @@ def _strings(value: Any) -> Iterable[str]:
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(normalise(text))
-
-
-def _grams(words: list[str], size: int) -> Iterable[str]:
-    return (" ".join(words[start : start + size]) for start in range(len(words) - size + 1))

@@ -2,36 +2,58 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ._errors import DataError
-from ._rows import Row, parse_objects, read_lines
+from ._rows import Row, RowSet, file_digest, read_objects
 
+Source = str | Path | Iterable[dict[str, Any]]  # a JSON Lines file in the published form, or its objects from anywhere else
 _ASSETS = Path(__file__).parent / "assets"
-_BUNDLED = {"gsm8k_train": "gsm8k/gsm8k_train.jsonl.gz", "gsm8k_test": "gsm8k/gsm8k_test.jsonl.gz"}
+_BUNDLED = {
+    "gsm8k_train": "gsm8k/gsm8k_train.jsonl.gz",
+    "gsm8k_test": "gsm8k/gsm8k_test.jsonl.gz",
+    "gsm8k_solutions": "gsm8k/gsm8k_solutions.jsonl.gz",
+    "math500": "math500/math500.jsonl.gz",
+}
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 _SOLVERS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
 
 
 def bundled(name: str) -> Path:
-    """The path of a data set that comes with this library: "gsm8k_train" or "gsm8k_test"; raises DataError for another name."""
+    """The path of a data set that comes with this library: "gsm8k_train", "gsm8k_test", "gsm8k_solutions" or "math500"; beside it lies
+    its PROVENANCE.md, with the licence. Raises DataError for another name."""
     if name not in _BUNDLED:
         raise DataError(f"{name!r} is not bundled; {', '.join(_BUNDLED)} are. Give a file's path instead")
     return _ASSETS / _BUNDLED[name]
 
 
-def gsm8k_rows(path: str | Path) -> list[dict[str, Any]]:
-    """GSM8K (Cobbe et al. 2021): {"prompt", "completion", "answer"} a problem, from the published form {"question", "answer"} or the
-    bundled test set's {"problem", "solution"}.
+def bundled_rows(name: str) -> RowSet:
+    """The rows of a bundled data set, by its reader. "gsm8k_solutions" are answers to the questions of "gsm8k_test"."""
+    path = bundled(name)
+    if name == "gsm8k_solutions":
+        rows, kind = solution_pairs(path)[0], "preference"
+    elif name == "math500":
+        rows, kind = math500_rows(path), "answer"
+    else:
+        rows, kind = gsm8k_rows(path), "completion"
+    return RowSet(rows, kind, Path(name), file_digest(path))
+
+
+def gsm8k_rows(source: Source) -> list[dict[str, Any]]:
+    """GSM8K (Cobbe et al. 2021): {"prompt", "completion", "answer"} a problem, from the published form {"question", "answer"}, the
+    bundled test set's {"problem", "solution"}, or a conversation of one question and one solution {"messages"}.
 
     The completion is the worked solution without the calculator's annotations <<48/2=24>>, its last line "#### 72" written \\boxed{72};
     the answer is "72". Raises DataError with file:line.
     """
     rows: list[dict[str, Any]] = []
-    for raw, place in _objects(path):
+    for raw, place in _objects(source):
         prompt, solution = raw.get("question", raw.get("problem")), raw.get("solution", raw.get("answer"))
+        turns = raw.get("messages")
+        if isinstance(turns, list) and [isinstance(turn, dict) and turn.get("role") for turn in turns] == ["user", "assistant"]:
+            prompt, solution = (turn.get("content") for turn in turns)
         if not isinstance(prompt, str) or not isinstance(solution, str):
             raise DataError(f"{place}: a GSM8K row has the strings question and answer (or problem and solution), this {', '.join(raw)}")
         steps, marker, answer = solution.rpartition("\n#### ")
@@ -42,17 +64,17 @@ def gsm8k_rows(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def math500_rows(path: str | Path) -> list[dict[str, Any]]:
+def math500_rows(source: Source) -> list[dict[str, Any]]:
     """MATH-500 (Lightman et al. 2023): {"prompt", "answer"} with "subject", "level" and "id" where the file has them."""
     rows: list[dict[str, Any]] = []
-    for raw, place in _objects(path):
+    for raw, place in _objects(source):
         prompt, answer = _texts(raw, place, "MATH-500", "problem", "answer")
         other = {"subject": raw.get("subject"), "level": raw.get("level"), "id": raw.get("unique_id", raw.get("id"))}
         rows.append(_row(place, prompt=prompt, answer=answer, **{key: value for key, value in other.items() if value is not None}))
     return rows
 
 
-def prm800k_rows(path: str | Path) -> tuple[list[dict[str, Any]], Counter[str]]:
+def prm800k_rows(source: Source) -> tuple[list[dict[str, Any]], Counter[str]]:
     """PRM800K (Lightman et al. 2023), either phase: rows {"prompt", "steps", "labels"}, labels -1, 0, 1, and what was dropped, counted.
 
     The labelled solution is the chosen completion of each step. Where none was chosen it is the human's own step, which is right (1);
@@ -61,7 +83,7 @@ def prm800k_rows(path: str | Path) -> tuple[list[dict[str, Any]], Counter[str]]:
     """
     rows: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
-    for raw, place in _objects(path):
+    for raw, place in _objects(source):
         problem, label = raw.get("question"), raw.get("label")
         if not isinstance(problem, dict) or not isinstance(label, dict) or not isinstance(label.get("steps"), list):
             raise DataError(f"{place}: a PRM800K row has the objects question and label, and label.steps; this has {', '.join(raw)}")
@@ -80,7 +102,7 @@ def prm800k_rows(path: str | Path) -> tuple[list[dict[str, Any]], Counter[str]]:
     return rows, +dropped
 
 
-def preference_rows(path: str | Path) -> tuple[list[dict[str, Any]], Counter[str]]:
+def preference_rows(source: Source) -> tuple[list[dict[str, Any]], Counter[str]]:
     """UltraFeedback, binarized (Cui et al. 2023; Argilla's and the H4 team's form): rows {"prompt", "chosen", "rejected"}, and what was
     dropped, counted.
 
@@ -89,7 +111,7 @@ def preference_rows(path: str | Path) -> tuple[list[dict[str, Any]], Counter[str
     """
     rows: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
-    for raw, place in _objects(path):
+    for raw, place in _objects(source):
         if not all(isinstance(raw.get(side), (str, list)) for side in ("chosen", "rejected")):
             raise DataError(f"{place}: a preference row has chosen and rejected, strings or messages; this has {', '.join(raw)}")
         (before, chosen), (other, rejected) = (_last_turn(raw, side, place) for side in ("chosen", "rejected"))
@@ -107,7 +129,7 @@ def preference_rows(path: str | Path) -> tuple[list[dict[str, Any]], Counter[str
     return rows, dropped
 
 
-def solution_pairs(path: str | Path) -> tuple[list[dict[str, Any]], Counter[str]]:
+def solution_pairs(source: Source) -> tuple[list[dict[str, Any]], Counter[str]]:
     """GSM8K's labelled model solutions (openai/grade-school-math): every right solution of a question over every wrong one, as rows
     {"prompt", "chosen", "rejected"}; and the questions dropped, counted: "all_right", "all_wrong".
 
@@ -115,7 +137,7 @@ def solution_pairs(path: str | Path) -> tuple[list[dict[str, Any]], Counter[str]
     """
     rows: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
-    for raw, place in _objects(path):
+    for raw, place in _objects(source):
         (prompt,) = _texts(raw, place, "labelled solutions", "question")
         sides: dict[bool, list[str]] = {True: [], False: []}
         for name in _SOLVERS:
@@ -130,7 +152,7 @@ def solution_pairs(path: str | Path) -> tuple[list[dict[str, Any]], Counter[str]
     return rows, dropped
 
 
-def lean_rows(path: str | Path) -> list[dict[str, Any]]:
+def lean_rows(source: Source) -> list[dict[str, Any]]:
     """Lean 4 statements in the form of DeepSeek-Prover-V1.5 and Goedel-Prover-V2: {"prompt", "answer", "name", "header"}.
 
     The answer is the statement, "theorem name ... : type" without ":=" and proof (ProofNet has a few `def`s); the header is what comes
@@ -138,7 +160,7 @@ def lean_rows(path: str | Path) -> list[dict[str, Any]]:
     header, informal text and statement with " := by", to be gone on with.
     """
     rows: list[dict[str, Any]] = []
-    for raw, place in _objects(path):
+    for raw, place in _objects(source):
         name, formal = _texts(raw, place, "Lean", "name", "formal_statement")
         given, informal = (str(raw.get(key) or "").strip("\n") for key in ("header", "informal_prefix"))
         found = _last(r"^(?:theorem|lemma)\b", formal) or _last(r"^(?:noncomputable )?(?:def|abbrev)\b", formal)
@@ -152,13 +174,10 @@ def lean_rows(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _objects(path: str | Path) -> Iterator[tuple[dict[str, Any], str]]:
-    count = 0
-    for found in parse_objects(read_lines(path), str(path)):
-        count += 1
-        yield found
-    if not count:
-        raise DataError(f"{path}: no rows; the file is empty or has blank lines only")
+def _objects(source: Source) -> Iterator[tuple[dict[str, Any], str]]:
+    if isinstance(source, (str, Path)):
+        return ((row, row.place) for row in read_objects(source))
+    return ((row, getattr(row, "place", f"row {index}")) for index, row in enumerate(source))
 
 
 def _last(pattern: str, text: str) -> re.Match[str] | None:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ._errors import DataError
 
@@ -60,40 +60,78 @@ def read_rows(path: str | Path, *, kind: str = "auto") -> RowSet:
 
 def stream_rows(path: str | Path, *, kind: str = "auto", digest: Callable[[bytes], object] | None = None) -> Iterator[tuple[Row, str]]:
     """Yields (row, kind) one at a time, checked as in `read_rows`; `digest` is called with each line's bytes."""
+    return check_rows(read_objects(path, digest=digest), kind=kind)
+
+
+def read_objects(path: str | Path, *, digest: Callable[[bytes], object] | None = None) -> Iterator[Row]:
+    """Objects of a JSON Lines file of any fields, each with its place; a file without any is an error."""
     count = 0
-    for found in parse_rows(read_lines(path), str(path), kind=kind, digest=digest):
+    for row in parse_lines(read_lines(path), str(path), digest=digest):
         count += 1
-        yield found
+        yield row
     if not count:
         raise DataError(f"{path}: no rows; the file is empty or has blank lines only")
 
 
-def parse_rows(
-    lines: Iterable[bytes], name: str, *, kind: str = "auto", digest: Callable[[bytes], object] | None = None
-) -> Iterator[tuple[Row, str]]:
-    """Yields (row, kind) from lines of bytes, whatever they come from; `name` stands for the file in messages."""
+def check_rows(rows: Iterable[Row], *, kind: str = "auto") -> Iterator[tuple[Row, str]]:
+    """Yields (row, kind) of rows with a place, whatever they come from; refuses what is not of `kind`, or not of the first row's."""
     if kind != "auto" and kind not in KINDS:
         raise DataError(f"kind {kind!r} is not known{_nearest(kind, KINDS)}; the kinds are auto, {', '.join(KINDS)}")
-    for parsed, place in parse_objects(lines, name, digest=digest):
-        row = Row(parsed)
-        row.place = place
+    for row in rows:
         if kind == "auto":
-            kind = _kind_of(row, place)
-        _check(row, kind, place)
+            kind = _kind_of(row, row.place)
+        _check(row, kind, row.place)
         yield row, kind
 
 
-def parse_objects(
-    lines: Iterable[bytes], name: str, *, digest: Callable[[bytes], object] | None = None
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yields (object, "name:line") of JSON Lines in any published form: what readers of other formats begin with."""
+def parse_lines(lines: Iterable[bytes], name: str, *, digest: Callable[[bytes], object] | None = None) -> Iterator[Row]:
+    """Objects of JSON Lines in any published form, each with its place "name:line"."""
     for number, line in enumerate(lines, 1):
         if digest:
             digest(line)
         if number == 1 and line.startswith(b"\xef\xbb\xbf"):
             line = line[3:]
         if line.strip():
-            yield _parse(line, place := f"{name}:{number}"), place
+            row = Row(_parse(line, place := f"{name}:{number}"))
+            row.place = place
+            yield row
+
+
+def text_rows(path: str | Path, *, by: Literal["file", "line", "paragraph"] = "file") -> Iterator[Row]:
+    """Rows {"text"} of a text file (UTF-8; plain or gzip): the whole file, its lines, or what stands between blank lines.
+
+    Pieces of white space alone are passed over; line ends inside a piece stay, the last one goes. `place` is that of a piece's first
+    line. Raises DataError: no text, bytes that are not UTF-8 (file:line and byte).
+    """
+    if by not in ("file", "line", "paragraph"):
+        raise DataError(f"by {by!r} is not known; it is file, line or paragraph")
+    piece: list[str] = []
+    first = count = 0
+
+    def made() -> Iterator[Row]:
+        if text := "".join(piece).strip("\r\n"):
+            row = Row(text=text)
+            row.place = f"{path}:{first}"
+            yield row
+        piece.clear()
+
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            decoded = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(_not_utf8(f"{path}:{number}", line, error)) from None
+        if by != "file" and (by == "line" or not decoded.strip()):
+            for row in made():
+                count += 1
+                yield row
+        if decoded.strip() or (by == "file" and piece):
+            first = first if piece else number
+            piece.append(decoded)
+    for row in made():
+        count += 1
+        yield row
+    if not count:
+        raise DataError(f"{path}: no text; the file is empty or holds white space only")
 
 
 def read_lines(path: str | Path) -> Iterator[bytes]:
@@ -119,12 +157,20 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); give the path of a readable .jsonl file") from None
 
 
+def file_digest(path: str | Path) -> str:
+    """sha256 of a file's content, decompressed, as `RowSet.digest` has it."""
+    digest = hashlib.sha256()
+    for line in read_lines(path):
+        digest.update(line)
+    return digest.hexdigest()
+
+
 def _parse(line: bytes, place: str) -> dict[str, Any]:
     try:
         row = _decode(line.decode("utf-8"))
         surrogate = _SURROGATE.search(line) and _has_surrogate(row)
     except UnicodeDecodeError as error:
-        raise DataError(f"{place}: byte {error.start} (0x{line[error.start]:02x}) is not UTF-8; convert the file to UTF-8") from None
+        raise DataError(_not_utf8(place, line, error)) from None
     except json.JSONDecodeError as error:
         raise DataError(f"{place}: not JSON at column {error.colno} ({error.msg}): {_shown(line[:60])}; one object a line") from None
     except RecursionError:
@@ -136,6 +182,10 @@ def _parse(line: bytes, place: str) -> dict[str, Any]:
     if surrogate:
         raise DataError(f"{place}: a lone surrogate (\\ud800-\\udfff) is not a character; write the pair or the character itself")
     return row
+
+
+def _not_utf8(place: str, line: bytes, error: UnicodeDecodeError) -> str:
+    return f"{place}: byte {error.start} (0x{line[error.start]:02x}) is not UTF-8; convert the file to UTF-8"
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, Any]:

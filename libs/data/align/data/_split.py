@@ -16,15 +16,19 @@ def split_rows(rows: Sequence[dict[str, Any]], held_out: float, *, salt: str = "
     answer, are on one side: nothing that is held out is trained on. `held_out` is the expected share, in [0, 1); a larger share holds
     the smaller one's rows. Another `salt` makes another split.
     """
-    if not 0 <= held_out < 1:
-        raise DataError(f"held_out {held_out} must be at least 0 and less than 1; 0.05 holds out one row in twenty")
     train: list[dict[str, Any]] = []
     held: list[dict[str, Any]] = []
-    bound = int(held_out * 2**64)
     for row in rows:
-        key = hashlib.sha256(f"{salt}\0{normalise(question(row))}".encode()).digest()
-        (held if int.from_bytes(key[:8], "big") < bound else train).append(row)
+        (held if is_held_out(row, held_out, salt=salt) else train).append(row)
     return train, held
+
+
+def is_held_out(row: dict[str, Any], held_out: float, *, salt: str = "") -> bool:
+    """The side of one row, as `split_rows` has it."""
+    if not 0 <= held_out < 1:
+        raise DataError(f"held_out {held_out} must be at least 0 and less than 1; 0.05 holds out one row in twenty")
+    key = hashlib.sha256(f"{salt}\0{normalise(question(row))}".encode()).digest()
+    return int.from_bytes(key[:8], "big") < int(held_out * 2**64)
 
 
 def question(row: dict[str, Any]) -> str:
