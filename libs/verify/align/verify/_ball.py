@@ -9,11 +9,12 @@ smaller proves zero. Transcendental functions have no such bound; `transcendenta
 from __future__ import annotations
 
 from fractions import Fraction
-from math import gcd, log2
+from math import gcd, isqrt, log2
 
 from align.verify import _fixed as fixed
-from align.verify._budget import MAX_BITS, Budget, OverBudget
-from align.verify._tree import Node, bits, symbols
+from align.verify._budget import MAX_BITS, OverBudget, spend, spend_divisor, spend_product
+from align.verify._exact import exact_value
+from align.verify._tree import Node, symbols
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
@@ -33,10 +34,9 @@ class Unknown(Exception):
 class Point:
     """Values for symbols and, in a formal evaluation, for transcendental atoms; evaluates trees at one precision."""
 
-    def __init__(self, values: dict, precision: int, budget: Budget, formal: bool = False):
+    def __init__(self, values: dict, precision: int, formal: bool = False):
         self.values = values
         self.p = precision
-        self.budget = budget
         self.formal = formal
         self.transcendental = False
         self.radicals: set = set()
@@ -46,7 +46,9 @@ class Point:
 
     def separation(self, upper: float, lower: float) -> float:
         """s such that a value with these bounds that is not zero is at least 2^-s."""
-        degree = _totient(self.order)
+        degree = _degree(self.order)
+        if degree > 1 << 20:
+            return float("inf")
         for _, k in self.radicals:
             degree *= k
             if degree > 1 << 20:
@@ -70,7 +72,7 @@ class Point:
 
     def at(self, node: Node) -> tuple:
         """(low, high, low, high, U, L): the real part, the imaginary part (None, None when it is exactly zero), and the bounds."""
-        self.budget.spend(self.cost)
+        spend(self.cost)
         tag = node[0]
         if tag == "q" or tag == "d":
             return self.rational(node[1])
@@ -96,6 +98,7 @@ class Point:
         if value.__class__ is int:
             scaled = value << p
             return scaled, scaled, None, None, _log(value), 0.0
+        spend_product(p + value.numerator.bit_length(), value.denominator.bit_length())
         scaled, rest = divmod(value.numerator << p, value.denominator)
         return scaled, scaled + (rest > 0), None, None, _log(value.numerator), _log(value.denominator)
 
@@ -132,14 +135,16 @@ class Point:
     def times(self, x: tuple, y: tuple) -> tuple:
         p = self.p
         upper, lower = x[4] + y[4], x[5] + y[5]
+        size, other = _size(x), _size(y)
+        if size + other > MAX_BITS + 4 * p:
+            raise OverBudget
+        spend_product(2 * size, 2 * other)
         a, b = _product(x[0], x[1], y[0], y[1], p)
         if x[2] is None and y[2] is None:
-            if max(abs(a), abs(b)).bit_length() > MAX_BITS + 2 * p:
-                raise OverBudget
             return a, b, None, None, upper, lower
         if x[2] is None or y[2] is None:
-            real, other = (x, y) if x[2] is None else (y, x)
-            c, d = _product(real[0], real[1], other[2], other[3], p)
+            real, complex_ = (x, y) if x[2] is None else (y, x)
+            c, d = _product(real[0], real[1], complex_[2], complex_[3], p)
             return a, b, c, d, upper, lower
         e, f = _product(x[2], x[3], y[2], y[3], p)
         c, d = _product(x[0], x[1], y[2], y[3], p)
@@ -152,6 +157,7 @@ class Point:
         if c is None:
             if a <= 0 <= b:
                 raise Straddles
+            spend_product(2 * p, 2 * p)
             one = 1 << (2 * p)
             return one // b, -(-one // a), None, None, lower, upper
         norm_low, norm_high = _square(a, b, p)
@@ -177,14 +183,14 @@ class Point:
     def integer_power(self, base: tuple, n: int) -> tuple:
         if n < 0:
             return self.inverse(self.integer_power(base, -n))
-        size = max(abs(base[0]), abs(base[1]), *(map(abs, base[2:4]) if base[2] is not None else (0,))).bit_length() - self.p
+        size = _size(base) - self.p
         if n > 1 << 24 or (max(size, 1) * n > MAX_BITS and size > 0) or -size * n > 16 * MAX_BITS:
             raise OverBudget
         if base[2] is None and n % 2 == 0:
             base = (*_absolute(base[0], base[1]), None, None, base[4], base[5])
         result = None
         while n:
-            self.budget.spend(self.cost)
+            spend(self.cost)
             if n & 1:
                 result = base if result is None else self.times(result, base)
             n >>= 1
@@ -196,7 +202,6 @@ class Point:
         a, b, c, _, upper, lower = base
         upper, lower = _root_bounds(upper, lower, k)
         self.radicals.add((radicand, k))
-        self.budget.spend(self.cost * (4 + k) + int((k * self.p / 1000) ** 1.6))
         if k > 256:
             raise OverBudget
         if c is not None:
@@ -255,6 +260,7 @@ class Point:
 
     def argument(self, a: int, b: int, c: int, d: int) -> tuple[int, int]:
         p, pi = self.p, fixed.pi(self.p)
+        spend_product(4 * p, 2 * p)
         if a > 0:
             quotients = [y * (1 << p) // x for x in (a, b) for y in (c, d)]
             return fixed.atan(min(quotients), max(quotients) + 1, p)
@@ -286,7 +292,6 @@ class Point:
 
     def exponential(self, x: tuple) -> tuple:
         self.transcendental = True
-        self.budget.spend(self.cost * (16 + (abs(x[1]) >> self.p) // 32))
         if x[2] is None:
             return *fixed.exp(x[0], x[1], self.p), None, None, 0.0, 0.0
         real, imaginary = self.exp(x[:2], x[2:4])
@@ -297,7 +302,6 @@ class Point:
         rule = _RULES.get(name)
         if rule is None:
             raise Unknown(name)
-        self.budget.spend(self.cost * 16)
         if name in ("floor", "ceil", "mod"):
             exact = exact_value(node, self.values)
             if exact is not None:
@@ -336,11 +340,22 @@ def _root_bounds(upper: float, lower: float, k: int) -> tuple[float, float]:
     return min(first, second, key=sum)
 
 
+def _size(x: tuple) -> int:
+    """Bits of the longest bound."""
+    size = max(x[0].bit_length(), x[1].bit_length())
+    return size if x[2] is None else max(size, x[2].bit_length(), x[3].bit_length())
+
+
 def _lcm(a: int, b: int) -> int:
+    spend_divisor(a.bit_length() + b.bit_length())
     return a * b // gcd(a, b)
 
 
-def _totient(n: int) -> int:
+def _degree(n: int) -> int:
+    """φ(n), the degree of the n-th roots of unity; for a large n, n, which is no less."""
+    if n > 1 << 20:
+        return n
+    spend(isqrt(n) >> 3)
     result, k = n, 2
     while k * k <= n:
         if n % k == 0:
@@ -437,44 +452,3 @@ _RULES = {
     "EI": lambda point, x: point.exponential(point.times(x, (0, 0, 1 << point.p, 1 << point.p, 0.0, 0.0))),
     "P": Point.general_power,
 }
-
-
-def exact_value(node: Node, values: dict) -> Read:
-    """The rational value of a tree of rational operations, floors and remainders at a rational point, or None."""
-    tag = node[0]
-    if tag in "qd":
-        return node[1]
-    if tag == "s":
-        return values.get(node)
-    if tag not in ("+", "*", "^", "f"):
-        return None
-    parts = [exact_value(part, values) for part in (node[2:] if tag == "f" else node[1:])]
-    if None in parts:
-        return None
-    if tag == "+":
-        return sum(parts)
-    if tag == "*":
-        result = 1
-        for part in parts:
-            result *= part
-        return result
-    if tag == "^":
-        if parts[1].__class__ is not int or bits(parts[0]) * abs(parts[1]) > MAX_BITS or (parts[1] < 0 and not parts[0]):
-            return None
-        return Fraction(parts[0]) ** parts[1]
-    return _exact_function(node[1], parts)
-
-
-def _exact_function(name: str, parts: list) -> Read:
-    first = Fraction(parts[0])
-    if name == "floor":
-        return first.__floor__()
-    if name == "ceil":
-        return first.__ceil__()
-    if name == "abs":
-        return abs(first)
-    if name in ("max", "min"):
-        return (max if name == "max" else min)(parts)
-    if name == "mod" and parts[1]:
-        return first - parts[1] * (first / parts[1]).__floor__()
-    return None

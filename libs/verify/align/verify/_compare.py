@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from align.verify import _tree as tree
 from align.verify import _units as units
-from align.verify._budget import Budget, OverBudget
+from align.verify._budget import OverBudget, spend
 from align.verify._decide import same, within
 from align.verify._relations import same_equation, same_inequality, sides
 from align.verify._sets import Undecided, real_set, same_sets
@@ -21,24 +21,24 @@ _SCALAR = ("number", "expression", "choice")
 _MAX_PAIRS = 3_000
 
 
-def equal(a: Value, b: Value, budget: Budget) -> bool | None:
+def equal(a: Value, b: Value) -> bool | None:
     """Whether two answers are the same; None: undecided. Raises: OverBudget."""
-    budget.spend(2)
+    spend(2)
     if a.kind == "raw" or b.kind == "raw":
         return False
     if a.kind == "text" or b.kind == "text":
         return _text(a) == _text(b)
     if a.name and b.name and _base_name(a.name) != _base_name(b.name):
-        return _as_equations(a, b, budget) if sides(a) and sides(b) else False
-    if not (_consistent(a, budget) and _consistent(b, budget)):
+        return _as_equations(a, b) if sides(a) and sides(b) else False
+    if not (_consistent(a) and _consistent(b)):
         return False
     if a.kind in _SCALAR and b.kind in _SCALAR:
-        return _scalar(a, b, budget)
+        return _scalar(a, b)
     if a.kind == "equation" or b.kind == "equation":
-        return _as_equations(a, b, budget)
+        return _as_equations(a, b)
     if a.kind == b.kind and a.kind in _BY_KIND:
-        return _BY_KIND[a.kind](a, b, budget)
-    return _mixed(a, b, budget)
+        return _BY_KIND[a.kind](a, b)
+    return _mixed(a, b)
 
 
 def _text(value: Value) -> str:
@@ -50,20 +50,20 @@ def _base_name(name: str) -> str:
     return name.partition("_")[0].rstrip("'")
 
 
-def _consistent(value: Value, budget: Budget) -> bool:
+def _consistent(value: Value) -> bool:
     """Whether no two constant sides of x = … = … are proved to differ."""
     constants = [side for side in value.sides[1:] if side.__class__ is tuple and not tree.symbols(side)]
-    return all(same_number(side, constants[-1], budget) is not False for side in constants[:-1])
+    return all(same_number(side, constants[-1]) is not False for side in constants[:-1])
 
 
-def _scalar(a: Value, b: Value, budget: Budget) -> bool | None:
+def _scalar(a: Value, b: Value) -> bool | None:
     x, y = a.node, b.node
     if a.unit and b.unit:
         if units.conflict(a.unit, b.unit):
             return False
         if a.unit.dimensions == b.unit.dimensions and a.unit.scale != b.unit.scale:
-            return same(tree.mul(x, tree.rational(a.unit.scale)), tree.mul(y, tree.rational(b.unit.scale)), budget)
-    found = same_number(x, y, budget)
+            return same(tree.mul(x, tree.rational(a.unit.scale)), tree.mul(y, tree.rational(b.unit.scale)))
+    found = same_number(x, y)
     if found is not True:
         for unit, factor in (
             (units.PERCENT, tree.rational(Fraction(1, 100))),
@@ -71,7 +71,7 @@ def _scalar(a: Value, b: Value, budget: Budget) -> bool | None:
         ):
             if _is(a, unit) != _is(b, unit):
                 scaled = (tree.mul(x, factor), y) if _is(a, unit) else (x, tree.mul(y, factor))
-                if same(*scaled, budget):
+                if same(*scaled):
                     return True
     return found
 
@@ -80,7 +80,7 @@ def _is(value: Value, unit: units.Unit) -> bool:
     return value.unit is not None and value.unit.dimensions == unit.dimensions
 
 
-def same_number(x: Node, y: Node, budget: Budget) -> bool | None:
+def same_number(x: Node, y: Node) -> bool | None:
     """Equality of two expressions, where a decimal also stands for what rounds to it at six significant digits or more.
 
     From fifteen digits on an error below one unit of the last place passes, which is what the printed form of a double has.
@@ -92,24 +92,24 @@ def same_number(x: Node, y: Node, budget: Budget) -> bool | None:
             value = tree.value_of(other)
             if value is not None:
                 return abs(value - decimal[1]) <= room
-            if within(tree.add(other, ("q", -decimal[1])), room, budget):
+            if within(tree.add(other, ("q", -decimal[1])), room):
                 return True
-    return same(x, y, budget)
+    return same(x, y)
 
 
-def _as_equations(a: Value, b: Value, budget: Budget) -> bool | None:
+def _as_equations(a: Value, b: Value) -> bool | None:
     x, y = sides(a), sides(b)
     if x and y:
-        return same_equation(x, y, budget)
+        return same_equation(x, y)
     if a.kind == b.kind == "equation" and len(a.items) == len(b.items):
-        return _all(_sides_equal(p, q, budget) for p, q in zip(a.items, b.items, strict=True))
+        return _all(_sides_equal(p, q) for p, q in zip(a.items, b.items, strict=True))
     return False
 
 
-def _sides_equal(a: Read, b: Read, budget: Budget) -> bool | None:
+def _sides_equal(a: Read, b: Read) -> bool | None:
     if a.__class__ is tuple and b.__class__ is tuple:
-        return same(a, b, budget)
-    return equal(a, b, budget) if isinstance(a, Value) and isinstance(b, Value) else False
+        return same(a, b)
+    return equal(a, b) if isinstance(a, Value) and isinstance(b, Value) else False
 
 
 def _all(results: Read) -> bool | None:
@@ -121,24 +121,25 @@ def _all(results: Read) -> bool | None:
     return None if undecided else True
 
 
-def _in_order(a: tuple, b: tuple, budget: Budget) -> bool | None:
-    return _all(equal(x, y, budget) for x, y in zip(a, b, strict=True)) if len(a) == len(b) else False
+def _in_order(a: tuple, b: tuple) -> bool | None:
+    return _all(equal(x, y) for x, y in zip(a, b, strict=True)) if len(a) == len(b) else False
 
 
-def _same_members(a: tuple, b: tuple, budget: Budget) -> bool | None:
+def _same_members(a: tuple, b: tuple) -> bool | None:
     """Whether two lists hold the same values in any order, however often."""
     if len(a) * len(b) > _MAX_PAIRS:
         raise OverBudget
-    return _all([_cover(a, b, budget), _cover(b, a, budget)])
+    return _all([_cover(a, b), _cover(b, a)])
 
 
-def _cover(a: tuple, b: tuple, budget: Budget) -> bool | None:
+def _cover(a: tuple, b: tuple) -> bool | None:
     """Whether each value of `a` occurs in `b`."""
     undecided = False
     for item in a:
+        spend(1 + len(b) // 4)
         alike = sorted(b, key=lambda other: not _looks_alike(item, other))
         for other in alike:
-            found = equal(item, other, budget)
+            found = equal(item, other)
             if found:
                 break
             undecided |= found is None
@@ -152,50 +153,50 @@ def _looks_alike(a: Value, b: Value) -> bool:
     return a.node is not None and b.node is not None and a.node[:2] == b.node[:2] and (a.node == b.node or a.node[0] in "qd")
 
 
-def _list(a: Value, b: Value, budget: Budget) -> bool | None:
-    found = _same_members(a.items, b.items, budget)
-    return _mixed(a, b, budget) if found is False and any(item.kind == "inequality" for item in a.items) else found
+def _list(a: Value, b: Value) -> bool | None:
+    found = _same_members(a.items, b.items)
+    return _mixed(a, b) if found is False and any(item.kind == "inequality" for item in a.items) else found
 
 
-def _set(a: Value, b: Value, budget: Budget) -> bool | None:
+def _set(a: Value, b: Value) -> bool | None:
     if a.info == b.info == "finite":
-        return _same_members(a.items, b.items, budget)
-    return _mixed(a, b, budget)
+        return _same_members(a.items, b.items)
+    return _mixed(a, b)
 
 
-def _tuple(a: Value, b: Value, budget: Budget) -> bool | None:
-    return _in_order(a.items, b.items, budget)
+def _tuple(a: Value, b: Value) -> bool | None:
+    return _in_order(a.items, b.items)
 
 
-def _interval(a: Value, b: Value, budget: Budget) -> bool | None:
-    return _in_order(a.items, b.items, budget) if a.info == b.info else False
+def _interval(a: Value, b: Value) -> bool | None:
+    return _in_order(a.items, b.items) if a.info == b.info else False
 
 
-def _matrix(a: Value, b: Value, budget: Budget) -> bool | None:
+def _matrix(a: Value, b: Value) -> bool | None:
     if len(a.items) != len(b.items):
         return False
-    return _all(_in_order(x, y, budget) for x, y in zip(a.items, b.items, strict=True))
+    return _all(_in_order(x, y) for x, y in zip(a.items, b.items, strict=True))
 
 
-def _inequality(a: Value, b: Value, budget: Budget) -> bool | None:
-    found = same_inequality(a, b, budget)
+def _inequality(a: Value, b: Value) -> bool | None:
+    found = same_inequality(a, b)
     if found or set(tree.symbols(("+", *a.items))) != set(tree.symbols(("+", *b.items))):
         return found
-    return _mixed(a, b, budget) if _mixed(a, b, budget) is not None else found
+    return _mixed(a, b) if _mixed(a, b) is not None else found
 
 
-def _ratio(a: Value, b: Value, budget: Budget) -> bool | None:
+def _ratio(a: Value, b: Value) -> bool | None:
     """a : b : c, up to a factor."""
     x, y = [[item.node for item in value.items] for value in (a, b)]
     if len(x) != len(y) or None in x or None in y:
         return False
-    products = [same(tree.mul(p, y[0]), tree.mul(x[0], q), budget) for p, q in zip(x[1:], y[1:], strict=True)]
-    zeros = [same(p, tree.ZERO, budget) == same(q, tree.ZERO, budget) for p, q in zip(x, y, strict=True)]
+    products = [same(tree.mul(p, y[0]), tree.mul(x[0], q)) for p, q in zip(x[1:], y[1:], strict=True)]
+    zeros = [same(p, tree.ZERO) == same(q, tree.ZERO) for p, q in zip(x, y, strict=True)]
     return _all([*products, *zeros])
 
 
-def _time(a: Value, b: Value, budget: Budget) -> bool:
-    budget.spend(1)
+def _time(a: Value, b: Value) -> bool:
+    spend(1)
     return a.info[:2] == b.info[:2] and (a.info[2] == b.info[2] or not (a.info[2] and b.info[2]))
 
 
@@ -205,45 +206,45 @@ _BY_KIND = {
 }  # fmt: skip
 
 
-def _mixed(a: Value, b: Value, budget: Budget) -> bool | None:
+def _mixed(a: Value, b: Value) -> bool | None:
     """Values of different kinds, and sets that are not just listed."""
     kinds = {a.kind, b.kind}
     if kinds == {"matrix", "tuple"}:
         matrix, other = (a, b) if a.kind == "matrix" else (b, a)
         cells = [cell for row in matrix.items for cell in row]
         line = len(matrix.items) == 1 or len(matrix.items[0]) == 1
-        return _in_order(tuple(cells), other.items, budget) if line and other.info == "()" else False
+        return _in_order(tuple(cells), other.items) if line and other.info == "()" else False
     if kinds == {"list", "tuple"}:
         other = a if a.kind == "tuple" else b
         plain = (b if a.kind == "tuple" else a).info == "," and other.info == "()"
-        return _in_order(a.items, b.items, budget) if plain else False
+        return _in_order(a.items, b.items) if plain else False
     if kinds == {"list", "set"}:
         other = a if a.kind == "set" else b
         if other.info == "finite":
-            return _same_members(a.items, b.items, budget)
+            return _same_members(a.items, b.items)
     if "set" in kinds and len(kinds) == 2:
         single, one = (a, b) if a.kind == "set" else (b, a)
         if single.info == "finite" and len(single.items) == 1 and one.kind in ("tuple", "matrix", "ratio", "time", "choice"):
-            return equal(single.items[0], one, budget)
+            return equal(single.items[0], one)
     if kinds == {"ratio", "time"}:
         time, other = (a, b) if a.kind == "time" else (b, a)
         parts = tuple(Value("number", ("q", part)) for part in time.info[:2])
-        return not time.info[2] and _in_order(parts, other.items, budget)
+        return not time.info[2] and _in_order(parts, other.items)
     if kinds & {"number", "expression"} and kinds & {"set", "list"}:
         many, one = (a, b) if a.kind in ("set", "list") else (b, a)
         alone = len(many.items) == 1 and many.info == "finite"
         repeated = many.kind == "list" and 1 < len(many.items) < 5 and len({item.name for item in many.items}) == 1
-        return _all(equal(item, one, budget) for item in many.items) if alone or repeated else False  # one value, in several forms
-    return _as_real_sets(a, b, budget)
+        return _all(equal(item, one) for item in many.items) if alone or repeated else False  # one value, in several forms
+    return _as_real_sets(a, b)
 
 
-def _as_real_sets(a: Value, b: Value, budget: Budget) -> bool | None:
+def _as_real_sets(a: Value, b: Value) -> bool | None:
     if a.kind == b.kind == "set" and a.info == b.info == "all":
         return a.sides == b.sides
     try:
-        left, right = real_set(a, budget), real_set(b, budget)
+        left, right = real_set(a), real_set(b)
     except Undecided:
         return None
     if left is None or right is None:
         return a.kind == b.kind == "set" and bool(a.source) and a.source == b.source
-    return same_sets(left, right, budget)
+    return same_sets(left, right)

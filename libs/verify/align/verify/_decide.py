@@ -7,8 +7,9 @@ from math import lcm
 
 from align.verify import _modular as modular
 from align.verify import _tree as tree
-from align.verify._ball import Point, Straddles, Unknown, exact_value
-from align.verify._budget import Budget, OverBudget
+from align.verify._ball import Point, Straddles, Unknown
+from align.verify._budget import OverBudget, spend, spend_divisor
+from align.verify._exact import exact_value
 from align.verify._normal import normal
 from align.verify._tree import Node
 
@@ -22,36 +23,36 @@ _LAST_TRUE = 1_024  # bits, for transcendental constants
 _TRIALS = 4
 
 
-def same(a: Node, b: Node, budget: Budget) -> bool | None:
+def same(a: Node, b: Node) -> bool | None:
     """True with a proof, False with a refutation, None when neither was found. Raises: OverBudget."""
-    budget.spend(1)
+    spend(1)
     x, y = tree.value_of(a), tree.value_of(b)
     if x is not None and y is not None:
         return x == y
-    if tree.contains(a, tree.UNDEF) or tree.contains(b, tree.UNDEF):
+    constants = tree.constants(tree.weigh(a)) | tree.constants(tree.weigh(b))
+    if "undef" in constants:
         return False
     if a == b:
         return True
-    if _infinite(a) or _infinite(b):
+    if "inf" in constants:
         return False
     first, second = sorted((tree.text(a), tree.text(b)))
     noise = modular.Noise(first + second)
-    found = modular.same(a, b, noise, budget)
+    found = modular.same(a, b, noise)
     if found is True:
         return True
-    pure = not _transcendental(a) and not _transcendental(b)
-    if found is False and pure:
+    if found is False and not constants:
         return False
     names = tree.symbols(a) | tree.symbols(b)
     try:
         if not names:
-            found = _zero_constant(_cancelled(tree.minus(a, b)), budget)
+            found = _zero_constant(_cancelled(tree.minus(a, b)))
             if found is not None:
                 return found
-        left, right = normal(a, budget), normal(b, budget)
+        left, right = normal(a), normal(b)
     except RecursionError:
         raise OverBudget from None
-    if tree.contains(left, tree.UNDEF) or tree.contains(right, tree.UNDEF):
+    if "undef" in tree.constants(left) | tree.constants(right):
         return None
     if left == right:
         return True
@@ -59,14 +60,14 @@ def same(a: Node, b: Node, budget: Budget) -> bool | None:
     if tree.value_of(difference) is not None:
         return difference == tree.ZERO
     atoms = _atoms(difference)
-    found = _formal(difference, names, atoms, noise, budget)
+    found = _formal(difference, names, atoms, noise)
     if found and names and _stepwise(difference):
-        found = _on_integers(difference, sorted(names), budget)
+        found = _on_integers(difference, sorted(names))
     if found is True or (found is False and not atoms):
         return found
     if names:
-        return False if _refute_function(a, b, names, noise, budget) else None
-    return False if _zero_constant(difference, budget) is False else None
+        return False if _refute_function(a, b, names, noise) else None
+    return False if _zero_constant(difference) is False else None
 
 
 def _cancelled(node: Node) -> Node:
@@ -76,11 +77,11 @@ def _cancelled(node: Node) -> Node:
     total: dict = {}
     for term in node[1:]:
         coefficient, rest = tree.split(term)
-        total[rest] = total.get(rest, 0) + coefficient
-    return tree.add(*(tree.mul(tree.rational(c), rest) for rest, c in total.items() if c))
+        total[rest] = tree.add(total.get(rest, tree.ZERO), tree.rational(coefficient))
+    return tree.add(*(tree.mul(c, rest) for rest, c in total.items() if c != tree.ZERO))
 
 
-def sign(node: Node, budget: Budget) -> int | None:
+def sign(node: Node) -> int | None:
     """-1, 0 or 1 of a real constant; None when it cannot be settled or is no real constant."""
     value = tree.value_of(node)
     if value is not None:
@@ -89,12 +90,12 @@ def sign(node: Node, budget: Budget) -> int | None:
         return 1
     if node == tree.NEG_INF:
         return -1
-    if tree.symbols(node) or tree.contains(node, tree.UNDEF) or _infinite(node):
+    if tree.symbols(node) or not tree.constants(node).isdisjoint(("undef", "inf")):
         return None
     precision = _FIRST
     while precision <= _LAST_TRUE:
         try:
-            low, high, imaginary = Point({}, precision, budget).at(node)[:3]
+            low, high, imaginary = Point({}, precision).at(node)[:3]
         except Straddles:
             precision *= 2
             continue
@@ -105,15 +106,15 @@ def sign(node: Node, budget: Budget) -> int | None:
         if imaginary is None and high < 0:
             return -1
         precision *= 2
-    return 0 if same(node, tree.ZERO, budget) else None
+    return 0 if same(node, tree.ZERO) else None
 
 
-def within(node: Node, bound: Read, budget: Budget) -> bool:
+def within(node: Node, bound: Read) -> bool:
     """Whether |node| ≤ bound is proved, for a real constant and a rational bound."""
     precision = _FIRST
     while precision <= _LAST_TRUE:
         try:
-            low, high, imaginary = Point({}, precision, budget).at(node)[:3]
+            low, high, imaginary = Point({}, precision).at(node)[:3]
         except Straddles:
             precision *= 2
             continue
@@ -130,22 +131,14 @@ def within(node: Node, bound: Read, budget: Budget) -> bool:
     return False
 
 
-def _infinite(node: Node) -> bool:
-    return tree.contains(node, tree.INF)
-
-
-def _transcendental(node: Node) -> bool:
-    return any(tree.contains(node, constant) for constant in (tree.PI, tree.E, tree.I))
-
-
-def _zero_constant(difference: Node, budget: Budget) -> bool | None:
+def _zero_constant(difference: Node) -> bool | None:
     """Whether a constant is zero, by its interval and its separation bound alone; None: not settled."""
     if tree.value_of(difference) is not None:
         return difference[1] == 0
     precision = _FIRST
     while precision <= _LAST_TRUE:
         try:
-            found, _ = Point({}, precision, budget).zero(difference)
+            found, _ = Point({}, precision).zero(difference)
         except Straddles:
             found = None
         except (Unknown, OverBudget):
@@ -158,23 +151,17 @@ def _zero_constant(difference: Node, budget: Budget) -> bool | None:
 
 def _atoms(node: Node) -> set:
     """Subtrees that a formal evaluation takes for variables."""
-    found: set = set()
-    stack = [node]
-    while stack:
-        item = stack.pop()
-        tag = item[0]
-        if (
-            (tag == "c" and item[1] in ("pi", "e"))
-            or (tag == "f" and item[1] not in ("abs", "floor", "ceil", "max", "min", "mod", "cosr", "sinr"))
-            or (tag == "^" and item[2][0] != "q")
-        ):
-            found.add(item)
-        elif tag in ("+", "*", "^", "f"):
-            stack.extend(part for part in item[1:] if part.__class__ is tuple)
-    return found
+    return {item for item in tree.nodes(node, lambda item: not _is_atom(item)) if _is_atom(item)}
 
 
-def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise, budget: Budget) -> bool | None:
+def _is_atom(node: Node) -> bool:
+    tag = node[0]
+    if tag == "f":
+        return node[1] not in ("abs", "floor", "ceil", "max", "min", "mod", "cosr", "sinr")
+    return node in (tree.PI, tree.E) if tag == "c" else tag == "^" and node[2][0] != "q"
+
+
+def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise) -> bool | None:
     """Whether a tree is zero for all values of its symbols and atoms: exact zeros at random points of both signs."""
     zeros = 0
     ordered = sorted(names)
@@ -189,7 +176,7 @@ def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise, budg
             values[("s", name)] = -value if negative else value
         for atom in sorted(atoms, key=tree.text):
             _give(values, atom, powers.get(atom, ()), Fraction(noise.next() % 9973 + 2, noise.next() % 7 + 1))
-        found = _zero_at(difference, values, budget)
+        found = _zero_at(difference, values)
         if found is False:
             return False
         zeros += found is True
@@ -200,26 +187,20 @@ def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise, budg
 
 def _stepwise(node: Node) -> bool:
     """Whether the tree has functions that are constant in pieces, which random points do not tell apart."""
-    stack = [node]
-    while stack:
-        item = stack.pop()
-        if item[0] == "f" and item[1] in ("floor", "ceil", "mod", "max", "min"):
-            return True
-        if item[0] in ("+", "*", "^", "f"):
-            stack.extend(part for part in item[1:] if part.__class__ is tuple)
-    return False
+    return any(item[0] == "f" and item[1] in ("floor", "ceil", "mod", "max", "min") for item in tree.nodes(node))
 
 
-def _on_integers(difference: Node, names: list[str], budget: Budget) -> bool | None:
+def _on_integers(difference: Node, names: list[str]) -> bool | None:
     """Whether a stepwise function is zero at every small whole number, and half, of its symbols."""
     reach = 40 if len(names) == 1 else 7 if len(names) == 2 else 3
     zeros = 0
     for index in range((2 * reach + 1) ** len(names)):
+        spend(4)
         values = {}
         for name in names:
             index, digit = divmod(index, 2 * reach + 1)
             values[("s", name)] = Fraction(digit - reach // 4, 2) if len(names) == 1 else Fraction(digit - reach)
-        found = _zero_at(difference, values, budget)
+        found = _zero_at(difference, values)
         if found is False:
             return False
         zeros += found is True
@@ -229,21 +210,19 @@ def _on_integers(difference: Node, names: list[str], budget: Budget) -> bool | N
 def _fractional_powers(node: Node, atoms: set) -> dict:
     """The exponents that are no whole numbers, of each atom."""
     found: dict = {}
-    stack = [node]
-    while stack:
-        item = stack.pop()
-        if item[0] == "^" and item[1] in atoms and item[2][0] == "q" and item[2][1].__class__ is not int:
+    for item in tree.nodes(node, lambda item: not _is_atom(item)):
+        if item[0] == "^" and item[2][0] == "q" and item[2][1].__class__ is not int and item[1] in atoms:
             found.setdefault(item[1], set()).add(item[2][1])
-        elif item[0] in ("+", "*", "^", "f"):
-            stack.extend(part for part in item[1:] if part.__class__ is tuple)
     return found
 
 
 def _give(values: dict, atom: Node, exponents: Read, root: Fraction) -> None:
     """A value for an atom: a power whose roots, where the tree takes roots of the atom, are rational too."""
     common = lcm(*(exponent.denominator for exponent in exponents))
-    if common > 24 or any(abs(exponent) > 1000 for exponent in exponents):  # the power would have millions of digits
-        common, exponents = 1, ()
+    largest = max((abs(exponent.numerator) for exponent in exponents), default=0) * common
+    if common > 24 or largest > 1_000:  # such powers stay what they are: atoms without a value, which is undecided
+        common, exponents, largest = 1, (), 0
+    spend_divisor(20 * largest)
     values[atom] = root**common
     for exponent in exponents:
         values[("^", atom, ("q", exponent))] = root ** int(exponent * common)
@@ -258,13 +237,13 @@ def _signs(count: int, noise: modular.Noise) -> list[list[bool]]:
     return patterns
 
 
-def _zero_at(difference: Node, values: dict, budget: Budget) -> bool | None:
+def _zero_at(difference: Node, values: dict) -> bool | None:
     exact = exact_value(difference, values)
     if exact is not None:
         return exact == 0
     precision = _FIRST
     while precision <= _LAST:
-        point = Point(values, precision, budget, formal=True)
+        point = Point(values, precision, formal=True)
         try:
             found, needed = point.zero(difference)
         except Straddles:
@@ -279,9 +258,9 @@ def _zero_at(difference: Node, values: dict, budget: Budget) -> bool | None:
     return None
 
 
-def _refute_function(a: Node, b: Node, names: set, noise: modular.Noise, budget: Budget) -> bool:
+def _refute_function(a: Node, b: Node, names: set, noise: modular.Noise) -> bool:
     """Whether two functions differ at some real point."""
-    difference = tree.minus(normal(a, budget), normal(b, budget))
+    difference = tree.minus(normal(a), normal(b))
     for trial in range(6):
         values = {}
         for name in sorted(names):
@@ -289,7 +268,7 @@ def _refute_function(a: Node, b: Node, names: set, noise: modular.Noise, budget:
             values[("s", name)] = -value if trial >= 3 and noise.next() & 1 else value
         for precision in (_FIRST, 256):
             try:
-                found, _ = Point(values, precision, budget).zero(difference)
+                found, _ = Point(values, precision).zero(difference)
             except (Straddles, Unknown):
                 continue
             if found is False:

@@ -2,13 +2,14 @@
 
 Every function returns (low, high) that enclose the true value for all arguments of the given interval. Rounding inside is covered by
 guard bits: each takes fewer than 2^16 rounded operations on numbers with 24 guard bits, so the last place outside is off by less than
-one, and the result is widened by two.
+one, and the result is widened by two. Every function charges for its own precision, a table look-up as much as what it spares, so that
+the steps of a verdict do not depend on the verdicts before it.
 """
 
 from math import isqrt
 
-from align.verify._budget import OverBudget
-from align.verify._tree import integer_root
+from align.verify._budget import OverBudget, spend
+from align.verify._tree import integer_root, spend_root
 
 _GUARD = 24
 _MAX_EXPONENT = 4_000  # e^4000 has 5,771 bits
@@ -16,8 +17,15 @@ _pi: dict[int, int] = {}
 _ln2: dict[int, int] = {}
 
 
+def _spend_series(w: int) -> None:
+    """Charges for a series of terms of w bits."""
+    square = w * w >> 13
+    spend(8 + square + square * (w >> 13))
+
+
 def pi(p: int) -> int:
     """⌊π · 2^p⌋, give or take one (Machin)."""
+    _spend_series(p)
     value = _pi.get(p)  # one look-up: another thread may empty the table
     if value is None:
         w = p + _GUARD
@@ -45,6 +53,7 @@ def _atan_inverse(n: int, w: int) -> int:
 
 def ln2(p: int) -> int:
     """⌊ln 2 · 2^p⌋, give or take one: 18 atanh(1/26) - 2 atanh(1/4801) + 8 atanh(1/8749)."""
+    _spend_series(p)
     value = _ln2.get(p)
     if value is None:
         w = p + _GUARD
@@ -66,6 +75,8 @@ def _atanh_inverse(n: int, w: int) -> int:
 def root(low: int, high: int, k: int, p: int) -> tuple[int, int]:
     """k-th root of a non-negative interval."""
     shift = p * (k - 1)
+    spend_root(shift + high.bit_length(), k)
+    spend_root(shift + max(low, 0).bit_length(), k)
     if k == 2:
         return isqrt(max(low, 0) << shift), isqrt(high << shift) + 1
     return integer_root(max(low, 0) << shift, k), integer_root(high << shift, k) + 1
@@ -84,6 +95,7 @@ def _exp(x: int, p: int) -> int:
     magnitude = max(0, (x >> p) * 3 // 2)
     halvings = max(4, isqrt(p) // 2)
     w = p + magnitude + _GUARD + 2 * halvings
+    _spend_series(max(w, x.bit_length()))
     x <<= w - p
     two = ln2(w)
     k = x // two
@@ -109,6 +121,7 @@ def _ln(x: int, p: int) -> int:
     k = x.bit_length() - p
     roots = max(4, isqrt(p) // 3)
     w = p + _GUARD + roots + max(k, 0).bit_length() + max(0, -k)
+    _spend_series(w)
     y = x << (w - p - k) if w - p - k >= 0 else x >> (k + p - w)
     for _ in range(roots):
         y = isqrt(y << w)
@@ -128,6 +141,7 @@ def cos_sin(x: int, p: int) -> tuple[int, int]:
     """cos and sin of one number, each within two units of the last place."""
     halvings = max(4, isqrt(p) // 2)
     w = p + _GUARD + 2 * halvings + max(0, x.bit_length() - p)
+    _spend_series(w)
     two_pi = 2 * pi(w)
     r = ((x << (w - p)) % two_pi) >> halvings
     square = r * r >> w
@@ -160,6 +174,7 @@ def atan(low: int, high: int, p: int) -> tuple[int, int]:
 def _atan(x: int, p: int) -> int:
     halvings = max(3, isqrt(p) // 4)
     w = p + _GUARD + halvings + 2
+    _spend_series(max(w, x.bit_length()))
     x <<= w - p
     one = 1 << w
     for _ in range(halvings):

@@ -10,7 +10,7 @@ from align.verify import _names as names
 from align.verify import _numerals as numerals
 from align.verify import _operate as op
 from align.verify import _tree as tree
-from align.verify._budget import MAX_DEPTH, OverBudget, Unreadable
+from align.verify._budget import MAX_DEPTH, OverBudget, Unreadable, spend
 from align.verify._lex import Token
 from align.verify._units import BARE as UNIT_WORDS
 from align.verify._values import Value, number_set
@@ -244,6 +244,7 @@ class Grammar:
         return "".join(parts)
 
     def primary(self) -> Read:
+        spend(12)
         token = self.peek()
         kind, value = token.kind, token.value
         if kind == "num":

@@ -1,11 +1,17 @@
 """From two texts to a verdict."""
 
+from __future__ import annotations
+
 from collections import namedtuple
 
-from align.verify._budget import Budget, OverBudget, VerifyError
+from align.verify._budget import OverBudget, VerifyError, restart, used
 from align.verify._extract import MAX_ANSWER, Extraction, extract
-from align.verify._read import parse
+from align.verify._read import parse, read
 from align.verify._values import Value
+
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Verdict(namedtuple("Verdict", "correct reason gold_value value steps", defaults=(None, None, 0))):
@@ -97,26 +103,34 @@ def _oversize(gold: str, text: str, found: Extraction) -> Verdict:
 
 
 def _judge(gold: str, answer: str) -> Verdict:
-    from align.verify._compare import equal  # late: importing the judge stays cheap
+    if len(gold) > MAX_ANSWER or len(answer) > MAX_ANSWER:
+        same = gold.strip() == answer.strip()
+        return Verdict(same, "equal" if same else "undecided_budget")
+    from align.verify._compare import equal  # late: importing the judge stays cheap; not inside of the count, which it would begin with
 
-    budget = Budget()
+    before = restart()
+    try:
+        return _verdict(gold, answer, equal)
+    finally:
+        restart(before)
+
+
+def _verdict(gold: str, answer: str, equal: Callable[[Value, Value], bool | None]) -> Verdict:
     gold_value = value = None
     try:
-        if len(gold) > MAX_ANSWER or len(answer) > MAX_ANSWER:
-            return Verdict(gold.strip() == answer.strip(), "equal" if gold.strip() == answer.strip() else "undecided_budget")
-        gold_value = parse(gold)
+        gold_value = read(gold)
         if gold_value.kind == "raw":
-            return Verdict(None, "unreadable_gold", gold_value)
-        value = parse(answer)
+            return Verdict(None, "unreadable_gold", gold_value, None, used())
+        value = read(answer)
         if value.kind == "raw":
-            return Verdict(False, "unreadable_answer", gold_value, value)
-        found = equal(gold_value, value, budget)
+            return Verdict(False, "unreadable_answer", gold_value, value, used())
+        found = equal(gold_value, value)
     except (OverBudget, RecursionError):
         if gold.strip() == answer.strip():
-            return Verdict(True, "equal", gold_value, value, budget.used)
-        return Verdict(False, "undecided_budget", gold_value, value, budget.used)
+            return Verdict(True, "equal", gold_value, value, used())
+        return Verdict(False, "undecided_budget", gold_value, value, used())
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as bug:
         # A training run must not end here. The tests count this reason as a failure.
-        return Verdict(None if gold_value is None else False, "error", gold_value, value or Value("raw", info=repr(bug)), budget.used)
+        return Verdict(None if gold_value is None else False, "error", gold_value, value or Value("raw", info=repr(bug)), used())
     reason = "undecided" if found is None else "equal" if found else "different"
-    return Verdict(found is True, reason, gold_value, value, budget.used)
+    return Verdict(found is True, reason, gold_value, value, used())

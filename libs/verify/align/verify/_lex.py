@@ -5,7 +5,7 @@ Every pattern here is a plain alternation without nested repetition, so the scan
 
 import re
 
-from align.verify._budget import MAX_TOKENS, OverBudget, Unreadable
+from align.verify._budget import MAX_TOKENS, OverBudget, Unreadable, spend
 
 # Signs that models write in place of LaTeX.
 _SIGNS = {
@@ -160,6 +160,7 @@ def balanced(text: str, at: int) -> int:
         elif token == "}":
             depth -= 1
             if not depth:
+                spend((found.start() - at) >> 4)
                 return found.start()
     raise Unreadable("unbalanced braces")
 
@@ -170,6 +171,7 @@ def lex(text: str) -> list[Token]:
     at, end, spaced, depth = 0, len(text), False, 0
     match = _TOKEN.match
     while at < end:
+        spend(3)
         if len(tokens) > MAX_TOKENS:
             raise OverBudget
         found = match(text, at)
@@ -223,7 +225,7 @@ def _command(text: str, name: str, at: int, tokens: list[Token], spaced: bool) -
     if name in ("color", "textcolor", "colorbox"):
         return balanced(text, at) + 1 if text[at : at + 1] == "{" else at
     if name in _SPACES:
-        return text.index("}", at) + 1 if name == "hspace" and "}" in text[at:] else at
+        return text.find("}", at) + 1 or at if name == "hspace" else at
     if name in _TEXT:
         if text[at : at + 1] != "{":
             return at

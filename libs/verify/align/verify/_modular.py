@@ -4,7 +4,7 @@ The prime and the point are derived from the two answers, so the verdict is the 
 A wrong "equal" needs a polynomial of degree d to vanish at a random point, with chance about d / 2^61 for each of two trials.
 """
 
-from align.verify._budget import Budget
+from align.verify._budget import spend
 from align.verify._tree import Node
 
 _SMALL = 3 * 5 * 7 * 11 * 13 * 17 * 19 * 23 * 29 * 31 * 37 * 41 * 43 * 47 * 53
@@ -72,16 +72,16 @@ class _Pole(Exception):
     """The point hits a pole."""
 
 
-def same(a: Node, b: Node, noise: Noise, budget: Budget) -> bool | None:
+def same(a: Node, b: Node, noise: Noise) -> bool | None:
     """Whether two rational functions are one; None when they are none. π, e and i count as symbols: "True" holds, "False" does not then."""
     agreed = 0
     try:
         for _ in range(6):
             prime = noise.prime()
             point: dict = {}
-            budget.spend(400)
+            spend(400)
             try:
-                if evaluate(a, prime, point, noise, budget) != evaluate(b, prime, point, noise, budget):
+                if evaluate(a, prime, point, noise) != evaluate(b, prime, point, noise):
                     return False
             except _Pole:
                 continue
@@ -93,14 +93,16 @@ def same(a: Node, b: Node, noise: Noise, budget: Budget) -> bool | None:
     return None
 
 
-def evaluate(node: Node, p: int, point: dict, noise: Noise, budget: Budget) -> int:
+def evaluate(node: Node, p: int, point: dict, noise: Noise) -> int:
     """The value modulo p; `point` gives each symbol its value and is filled as symbols appear."""
     tag = node[0]
-    budget.spend(1)
+    spend(1)
     if tag == "q" or tag == "d":
         value = node[1]
         if value.__class__ is int:
+            spend(value.bit_length() >> 11)
             return value % p
+        spend(4)
         if value.denominator % p == 0:
             raise _Pole
         return value.numerator * pow(value.denominator, -1, p) % p
@@ -111,17 +113,17 @@ def evaluate(node: Node, p: int, point: dict, noise: Noise, budget: Budget) -> i
     if tag == "+":
         total = 0
         for part in node[1:]:
-            total += evaluate(part, p, point, noise, budget)
+            total += evaluate(part, p, point, noise)
         return total % p
     if tag == "*":
         product = 1
         for part in node[1:]:
-            product = product * evaluate(part, p, point, noise, budget) % p
+            product = product * evaluate(part, p, point, noise) % p
         return product
     if tag == "^" and node[2][0] == "q" and node[2][1].__class__ is int:
-        base = evaluate(node[1], p, point, noise, budget)
+        base = evaluate(node[1], p, point, noise)
         exponent = node[2][1]
-        budget.spend(abs(exponent).bit_length())
+        spend(abs(exponent).bit_length())
         if exponent < 0 and base == 0:
             raise _Pole
         return pow(base, exponent, p)

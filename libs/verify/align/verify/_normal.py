@@ -13,7 +13,7 @@ from math import isqrt
 
 from align.verify import _tree as tree
 from align.verify._ball import Point, Straddles, Unknown
-from align.verify._budget import Budget, OverBudget
+from align.verify._budget import OverBudget, spend, spend_divisor
 from align.verify._tree import Node, add, mul, power, value_of
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
@@ -24,26 +24,30 @@ _HALF: Node = ("q", Fraction(1, 2))
 _TWO: Node = ("q", 2)
 
 
-def normal(node: Node, budget: Budget) -> Node:
-    """The rewritten tree."""
-    budget.spend(3)
+def normal(node: Node) -> Node:
+    """The rewritten tree. Raises: OverBudget when it grows beyond MAX_NODES."""
+    return tree.weigh(_normal(node))
+
+
+def _normal(node: Node) -> Node:
+    spend(3)
     tag = node[0]
     if tag == "d":
         return tree.rational(node[1])
     if tag == "+":
-        return _sorted(add(*(normal(part, budget) for part in node[1:])))
+        return _sorted(add(*(normal(part) for part in node[1:])))
     if tag == "*":
-        return _sorted(mul(*(normal(part, budget) for part in node[1:])))
+        return _sorted(mul(*(normal(part) for part in node[1:])))
     if tag == "^":
-        return _power(normal(node[1], budget), normal(node[2], budget), budget)
+        return _power(normal(node[1]), normal(node[2]))
     if tag == "f":
         if node[1] in ("sum", "prod"):
             return node
-        known = _sign(node[2], budget) if node[1] == "abs" else 0
+        known = _sign(node[2]) if node[1] == "abs" else 0
         if known:
-            inside = normal(node[2], budget)
+            inside = normal(node[2])
             return inside if known > 0 else tree.neg(inside)
-        return _function(node[1], [normal(part, budget) for part in node[2:]], budget)
+        return _function(node[1], [normal(part) for part in node[2:]])
     return node
 
 
@@ -53,51 +57,51 @@ def _sorted(node: Node) -> Node:
     return node
 
 
-def linear(node: Node, budget: Budget) -> list[tuple[Fraction | int, Node]]:
+def linear(node: Node) -> list[tuple[Fraction | int, Node]]:
     """A sum as (rational coefficient, monomial) pairs; products are multiplied out where that is small."""
     terms = [(1, tree.ONE)]
     if node[0] == "+":
         result: list = []
         for part in node[1:]:
-            result.extend(linear(part, budget))
+            result.extend(linear(part))
         return result
     if node[0] == "*":
         for part in node[1:]:
-            inner = linear(part, budget) if part[0] == "+" else [(value_of(part), tree.ONE)] if value_of(part) is not None else [(1, part)]
-            budget.spend(len(inner) * len(terms))
+            inner = linear(part) if part[0] == "+" else [(value_of(part), tree.ONE)] if value_of(part) is not None else [(1, part)]
+            spend(len(inner) * len(terms))
             if len(inner) * len(terms) > 60:
                 raise OverBudget
-            terms = [(c * d, _sorted(mul(m, n))) for c, m in terms for d, n in inner]
+            terms = [(tree.combined(c, d, True), _sorted(mul(m, n))) for c, m in terms for d, n in inner]
         return [pair for c, m in terms for pair in _without_constant(c, m)]
     constant = value_of(node)
     return [(constant, tree.ONE)] if constant is not None else [(1, node)]
 
 
-def collected(node: Node, budget: Budget) -> Node:
+def collected(node: Node) -> Node:
     """A sum with equal monomials taken together."""
     if node[0] != "+":
         return node
     total: dict = {}
-    for coefficient, monomial in linear(node, budget):
-        total[monomial] = total.get(monomial, 0) + coefficient
+    for coefficient, monomial in linear(node):
+        total[monomial] = tree.combined(total.get(monomial, 0), coefficient, False)
     return _sorted(add(*(mul(tree.rational(c), m) for m, c in total.items() if c)))
 
 
 def _without_constant(coefficient: Read, monomial: Node) -> list:
     if value_of(monomial) is not None:
-        return [(coefficient * value_of(monomial), tree.ONE)]
+        return [(tree.combined(coefficient, value_of(monomial), True), tree.ONE)]
     if monomial[0] == "*" and value_of(monomial[1]) is not None:
-        return [(coefficient * monomial[1][1], mul(*monomial[2:]))]
+        return [(tree.combined(coefficient, monomial[1][1], True), mul(*monomial[2:]))]
     return [(coefficient, monomial)]
 
 
-def _power(base: Node, exponent: Node, budget: Budget) -> Node:
+def _power(base: Node, exponent: Node) -> Node:
     n = value_of(exponent)
     if n is not None:
         return _constant_power(base, n, exponent)
     result = tree.ONE
-    for coefficient, monomial in linear(exponent, budget):
-        result = mul(result, _one_power(base, coefficient, monomial, budget))
+    for coefficient, monomial in linear(exponent):
+        result = mul(result, _one_power(base, coefficient, monomial))
     return result
 
 
@@ -109,13 +113,13 @@ def _constant_power(base: Node, n: Read, exponent: Node) -> Node:
     return power(base, exponent)
 
 
-def _one_power(base: Node, coefficient: Read, monomial: Node, budget: Budget) -> Node:
+def _one_power(base: Node, coefficient: Read, monomial: Node) -> Node:
     """base^(coefficient · monomial)."""
     c = tree.rational(coefficient)
     if monomial == tree.ONE:
         return _constant_power(base, c[1], c)
     if base == tree.E:
-        return _exponential(coefficient, monomial, budget)
+        return _exponential(coefficient, monomial)
     constant = value_of(base)
     if constant is not None and constant > 0:
         result = tree.ONE
@@ -140,7 +144,7 @@ def _over_logarithm(monomial: Node, prime: int) -> Node | None:
     return None
 
 
-def _exponential(coefficient: Read, monomial: Node, budget: Budget) -> Node:
+def _exponential(coefficient: Read, monomial: Node) -> Node:
     """e^(coefficient · monomial)."""
     c = tree.rational(coefficient)
     parts = list(monomial[1:]) if monomial[0] == "*" else [monomial]
@@ -173,6 +177,7 @@ _EXACT = {
 
 def _cos_pi(r: Read) -> Node:
     """cos(π r): folded to the first quadrant, exact where it is a simple surd, else a root-of-unity atom."""
+    spend_divisor(2 * tree.bits(r))
     r = abs(Fraction(r)) % 2
     r = 2 - r if r > 1 else r
     if r > Fraction(1, 2):
@@ -180,34 +185,34 @@ def _cos_pi(r: Read) -> Node:
     return _EXACT.get(r) or ("f", "cosr", tree.rational(r))
 
 
-def _function(name: str, arguments: list[Node], budget: Budget) -> Node:
+def _function(name: str, arguments: list[Node]) -> Node:
     first = arguments[0]
     if name == "ln":
-        return _ln(first, budget)
+        return _ln(first)
     if name == "tan" and first[0] == "f" and first[1] == "atan":
         return first[2]
     if name in ("cos", "sin", "tan", "cot", "sec", "csc"):
-        return _circular(name, first, budget)
+        return _circular(name, first)
     if name in ("sinh", "cosh", "tanh", "coth", "sech", "csch"):
-        return _hyperbolic(name, first, budget)
+        return _hyperbolic(name, first)
     if name in ("asin", "acos", "atan", "acot", "asec", "acsc"):
-        return _inverse(name, first, budget)
+        return _inverse(name, first)
     if name in ("asinh", "acosh", "atanh"):
-        return _area(name, first, budget)
+        return _area(name, first)
     if name == "fact":
-        return _factorial(first, budget)
+        return _factorial(first)
     if name == "abs":
         constant, rest = _positive_part(first)
         return mul(constant, tree.call("abs", rest)) if rest != tree.ONE else constant
     return tree.call(name, *arguments)
 
 
-def _sign(node: Node, budget: Budget) -> int:
+def _sign(node: Node) -> int:
     """The sign of a real constant, as far as a first interval shows it; 0: not shown."""
     if tree.symbols(node) or tree.contains(node, tree.INF):
         return 0
     try:
-        low, high, imaginary = Point({}, 64, budget).at(node)[:3]
+        low, high, imaginary = Point({}, 64).at(node)[:3]
     except (Straddles, Unknown):
         return 0
     return 0 if imaginary is not None else 1 if low > 0 else -1 if high < 0 else 0
@@ -221,7 +226,7 @@ def _positive_part(node: Node) -> tuple[Node, Node]:
     return tree.ONE, node
 
 
-def _ln(node: Node, budget: Budget) -> Node:
+def _ln(node: Node) -> Node:
     if node == tree.E:
         return tree.ONE
     constant = value_of(node)
@@ -229,26 +234,26 @@ def _ln(node: Node, budget: Budget) -> Node:
         if constant == 0:
             return tree.UNDEF
         if constant < 0:
-            return add(_ln(tree.rational(-constant), budget), mul(tree.I, tree.PI))
+            return add(_ln(tree.rational(-constant)), mul(tree.I, tree.PI))
         return add(*(mul(("q", a), ("f", "ln", ("q", prime))) for prime, a in factors(constant)))
     if node[0] == "*":
-        return add(*(_ln(part, budget) for part in node[1:]))
+        return add(*(_ln(part) for part in node[1:]))
     if node[0] == "^" and value_of(node[2]) is not None and (value_of(node[1]) or 1) > 0:
         n = value_of(node[2])
         if node[1] in (tree.E, tree.PI):
-            return mul(node[2], _ln(node[1], budget))
+            return mul(node[2], _ln(node[1]))
         if n.__class__ is int and n % 2 == 0 and node[1][0] != "f" and value_of(node[1]) is None:
-            return mul(node[2], _ln(tree.call("abs", node[1]), budget))
-        return mul(node[2], _ln(node[1], budget))
+            return mul(node[2], _ln(tree.call("abs", node[1])))
+        return mul(node[2], _ln(node[1]))
     if node[0] == "f" and node[1] == "E":
         return node[2]
     if node[0] == "f" and node[1] == "P":
-        return mul(node[3], _ln(node[2], budget))
+        return mul(node[3], _ln(node[2]))
     return ("f", "ln", node)
 
 
-def _circular(name: str, angle: Node, budget: Budget) -> Node:
-    c, s = _cos_sin(angle, budget)
+def _circular(name: str, angle: Node) -> Node:
+    c, s = _cos_sin(angle)
     if name == "cos":
         return c
     if name == "sin":
@@ -257,21 +262,23 @@ def _circular(name: str, angle: Node, budget: Budget) -> Node:
     return tree.div(top, bottom)
 
 
-def _cos_sin(angle: Node, budget: Budget) -> tuple[Node, Node]:
-    terms = linear(angle, budget)
+def _cos_sin(angle: Node) -> tuple[Node, Node]:
+    terms = linear(angle)
     if all(monomial == tree.PI for _, monomial in terms) or angle == tree.ZERO:
-        r = sum((Fraction(coefficient) for coefficient, _ in terms if coefficient), Fraction(0))
+        r: Read = 0
+        for coefficient, _ in terms:
+            r = tree.combined(r, coefficient, False)
         return _cos_pi(r), _cos_pi(Fraction(1, 2) - r)
     turned = tree.ONE
     for coefficient, monomial in terms:
-        turned = mul(turned, _exponential(coefficient, _sorted(mul(monomial, tree.I)), budget))
+        turned = mul(turned, _exponential(coefficient, _sorted(mul(monomial, tree.I))))
     back = power(turned, tree.MINUS_ONE)
     half_i = mul(tree.rational(Fraction(-1, 2)), tree.I)
     return mul(_HALF, add(turned, back)), mul(half_i, add(turned, tree.neg(back)))
 
 
-def _hyperbolic(name: str, x: Node, budget: Budget) -> Node:
-    up = _power(tree.E, x, budget)
+def _hyperbolic(name: str, x: Node) -> Node:
+    up = _power(tree.E, x)
     down = power(up, tree.MINUS_ONE)
     c, s = mul(_HALF, add(up, down)), mul(_HALF, add(up, tree.neg(down)))
     if name == "cosh":
@@ -282,27 +289,27 @@ def _hyperbolic(name: str, x: Node, budget: Budget) -> Node:
     return tree.div(top, bottom)
 
 
-def _area(name: str, x: Node, budget: Budget) -> Node:
+def _area(name: str, x: Node) -> Node:
     if name == "atanh":
-        return mul(_HALF, _ln(tree.div(add(tree.ONE, x), add(tree.ONE, tree.neg(x))), budget))
+        return mul(_HALF, _ln(tree.div(add(tree.ONE, x), add(tree.ONE, tree.neg(x)))))
     sign = tree.ONE if name == "asinh" else tree.MINUS_ONE
-    return _ln(add(x, tree.root(add(mul(x, x), sign), 2)), budget)
+    return _ln(add(x, tree.root(add(mul(x, x), sign), 2)))
 
 
-def _inverse(name: str, x: Node, budget: Budget) -> Node:
+def _inverse(name: str, x: Node) -> Node:
     """arcsin and the others through arctan; arctan of ±1, ±√3 and ±1/√3 is exact."""
     if name in ("asec", "acsc", "acot"):
-        return _inverse({"asec": "acos", "acsc": "asin", "acot": "atan"}[name], tree.div(tree.ONE, x), budget)
+        return _inverse({"asec": "acos", "acsc": "asin", "acot": "atan"}[name], tree.div(tree.ONE, x))
     if name == "acos":
-        return add(mul(_HALF, tree.PI), tree.neg(_inverse("asin", x, budget)))
+        return add(mul(_HALF, tree.PI), tree.neg(_inverse("asin", x)))
     if name == "asin":
         if value_of(x) in (1, -1):
             return mul(x, _HALF, tree.PI)
         x = tree.div(x, tree.root(add(tree.ONE, tree.neg(mul(x, x))), 2))
-        x = normal(x, budget)
+        x = normal(x)
     if value_of(x) == 0:
         return tree.ZERO
-    square = normal(power(x, _TWO), budget) if not tree.symbols(x) else None
+    square = normal(power(x, _TWO)) if not tree.symbols(x) else None
     if square is not None and value_of(square) in _SQUARES:
         sign = tree.MINUS_ONE if _looks_negative(x) else tree.ONE
         return mul(sign, tree.PI, tree.rational(_SQUARES[value_of(square)]))
@@ -321,10 +328,10 @@ def _looks_negative(x: Node) -> bool:
     return sign < 0
 
 
-def _factorial(n: Node, budget: Budget) -> Node:
+def _factorial(n: Node) -> Node:
     """(m + c)! = m! (m + 1) … (m + c)."""
     shift = 0
-    n = collected(n, budget)
+    n = collected(n)
     if n[0] == "+":
         constant = next((part[1] for part in n[1:] if part[0] == "q"), 0)
         if constant.__class__ is int and abs(constant) <= 40:
@@ -343,6 +350,7 @@ def _factorial(n: Node, budget: Budget) -> Node:
 def factors(value: Read) -> list[tuple[int, int]]:
     """Prime factors of a positive rational with their exponents; what trial division to 2,000 leaves is one factor, or its root."""
     result: dict[int, int] = {}
+    spend(1 if tree.bits(value) < 12 else 60 + tree.bits(value) // 8)
     for number, sign in ((value, 1),) if value.__class__ is int else ((value.numerator, 1), (value.denominator, -1)):
         if number.bit_length() > 2_000:
             result[number] = result.get(number, 0) + sign

@@ -55,12 +55,24 @@ def mixed(g: Grammar, text: str) -> Read:
     """1\\frac{4}{5}; a fraction that is not a proper one of two whole numbers is a factor instead."""
     whole, saved = tree.literal(text), g.at
     g.at += 1
-    top, bottom = g.group(), g.group()
-    a, b = tree.value_of(top) if op.node_or_none(top) else None, tree.value_of(bottom) if op.node_or_none(bottom) else None
-    if a.__class__ is int and b.__class__ is int and 0 < a < b:
+    a = whole_group(g)
+    b = whole_group(g) if a else 0
+    if 0 < a < b:
         return tree.add(whole, ("q", Fraction(a, b)))
     g.at = saved
     return whole
+
+
+def whole_group(g: Grammar) -> int:
+    """A braced whole number, or one digit of it; 0 when something else stands there, which is read only once, as a factor."""
+    if g.is_op("{"):
+        token = g.peek(1)
+        if token.kind != "num" or not token.value.isdigit() or g.peek(2).value != "}":
+            return 0
+        g.at += 3
+        return tree.integer(token.value)
+    token = g.peek()
+    return tree.value_of(g.single()) if token.kind == "num" and token.value.isdigit() else 0
 
 
 def repeating(g: Grammar, text: str) -> Read:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from align.verify import _tree as tree
-from align.verify._budget import Unreadable
+from align.verify._budget import Unreadable, spend, spend_divisor, spend_product
 from align.verify._matrix import matrix_sum, matrix_times
 from align.verify._values import Value, of_node
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 def size(node: Read) -> int:
-    return 1 + sum(size(part) for part in node[1:] if part.__class__ is tuple)
+    """The number of nodes. Raises: OverBudget when it is very large."""
+    return len(tree.nodes(node))
 
 
 def substitute(node: tuple, old: tuple, new: tuple) -> tuple:
     """The tree with one subtree replaced, folded again."""
+    spend(1)
     if node == old:
         return new
     tag = node[0]
@@ -42,6 +44,7 @@ def substitute(node: tuple, old: tuple, new: tuple) -> tuple:
 def repeating(text: str, block: str) -> Read:
     whole = tree.literal(text if text[-1] != "." else text + "0")
     places = len(text.partition(".")[2])
+    spend_divisor(8 * (places + len(block)))
     tail = Fraction(int(block), (10 ** len(block) - 1) * 10**places)
     return tree.rational(Fraction(tree.value_of(whole)) + tail)
 
@@ -146,7 +149,8 @@ def _ten_power(value: Read) -> int | None:
     number = value if value.__class__ is int else value.denominator if value.numerator == 1 else 0
     if number < 1:
         return None
-    power = len(format(number, "b")) * 30103 // 100000
+    power = number.bit_length() * 30103 // 100000
+    spend_product(number.bit_length(), number.bit_length())
     for guess in (power - 1, power, power + 1):
         if guess >= 0 and 10**guess == number:
             return guess if value.__class__ is int else -guess

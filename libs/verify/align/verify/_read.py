@@ -7,7 +7,7 @@ import re
 from align.verify import _names as names
 from align.verify import _tree as tree
 from align.verify import _units as units
-from align.verify._budget import OverBudget, Unreadable
+from align.verify._budget import OverBudget, Unreadable, restart
 from align.verify._grammar import Grammar
 from align.verify._lex import Token, balanced, clean, lex
 from align.verify._operate import plain
@@ -40,6 +40,17 @@ def parse(answer: str) -> Value:
 
     Raises: OverBudget when it has too many tokens, too deep brackets or too large a constant.
     """
+    before = restart()
+    try:
+        return read(answer)
+    except RecursionError:
+        raise OverBudget from None
+    finally:
+        restart(before)
+
+
+def read(answer: str) -> Value:
+    """`parse` as a part of a verdict, whose steps it spends."""
     answer = answer.strip()
     if _INTEGER.fullmatch(answer):
         return Value("number", ("q", int(answer)), source=answer)

@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from align.verify import _tree as tree
-from align.verify._budget import Budget
+from align.verify._budget import spend
 from align.verify._decide import same, sign
 from align.verify._operate import substitute
 from align.verify._tree import Node
@@ -19,21 +19,21 @@ def sides(value: Value) -> tuple | None:
     return found if found and all(side.__class__ is tuple for side in found) else None
 
 
-def same_equation(a: tuple, b: tuple, budget: Budget) -> bool | None:
+def same_equation(a: tuple, b: tuple) -> bool | None:
     """Whether two equations (or chains of them) are one up to non-zero factors and order; a tautology equals only its own sides."""
     if len(a) != len(b):
         return False
-    if all(same(x, y, budget) for x, y in zip(a, b, strict=True)):
+    if all(same(x, y) for x, y in zip(a, b, strict=True)):
         return True
     left = [_cleared(tree.minus(x, y)) for x, y in pairwise(a)]
     right = [_cleared(tree.minus(x, y)) for x, y in pairwise(b)]
     if not (_varies(left) and _varies(right)):
-        pairs = [same(x, y, budget) for x, y in zip(a, b, strict=True)]
+        pairs = [same(x, y) for x, y in zip(a, b, strict=True)]
         return None if None in pairs and False not in pairs else all(pairs)
     undecided = False
     for x in left:
         for k, y in enumerate(right):
-            factor, found = proportion(x, y, budget)
+            factor, found = proportion(x, y)
             if found and factor != tree.ZERO:
                 del right[k]
                 break
@@ -57,7 +57,7 @@ def _varies(differences: list[Node]) -> bool:
     return all(tree.symbols(difference) for difference in differences)
 
 
-def proportion(x: Node, y: Node, budget: Budget) -> tuple[Node, bool | None]:
+def proportion(x: Node, y: Node) -> tuple[Node, bool | None]:
     """A constant c and whether x = c · y is proved."""
     names = sorted(tree.symbols(x) | tree.symbols(y))
     for k in range(3):
@@ -65,11 +65,11 @@ def proportion(x: Node, y: Node, budget: Budget) -> tuple[Node, bool | None]:
         for j, name in enumerate(names):
             point = tree.rational(Fraction(7 + 5 * j + 3 * k, 3 + k))
             top, bottom = substitute(top, ("s", name), point), substitute(bottom, ("s", name), point)
-            budget.spend(20)
-        if sign(bottom, budget) in (0, None) and same(bottom, tree.ZERO, budget) is not False:
+            spend(20)
+        if sign(bottom) in (0, None) and same(bottom, tree.ZERO) is not False:
             continue
         factor = tree.div(top, bottom)
-        return factor, same(x, tree.mul(factor, y), budget)
+        return factor, same(x, tree.mul(factor, y))
     return tree.ZERO, None
 
 
@@ -83,9 +83,9 @@ def links(value: Value) -> list[tuple[Node, str]]:
     return result
 
 
-def same_inequality(a: Value, b: Value, budget: Budget) -> bool | None:
+def same_inequality(a: Value, b: Value) -> bool | None:
     """Whether two inequalities (or chains) have the same links up to positive factors and order."""
-    if a.info == b.info and len(a.items) == len(b.items) and all(same(x, y, budget) for x, y in zip(a.items, b.items, strict=True)):
+    if a.info == b.info and len(a.items) == len(b.items) and all(same(x, y) for x, y in zip(a.items, b.items, strict=True)):
         return True
     left, right = links(a), links(b)
     if len(left) != len(right):
@@ -95,8 +95,8 @@ def same_inequality(a: Value, b: Value, budget: Budget) -> bool | None:
         for k, (other, other_relation) in enumerate(right):
             if relation != other_relation:
                 continue
-            factor, found = proportion(difference, other, budget)
-            direction = sign(factor, budget) if found else None
+            factor, found = proportion(difference, other)
+            direction = sign(factor) if found else None
             if found and (direction == 1 or (relation in ("!=", "=") and direction)):
                 del right[k]
                 break
@@ -106,7 +106,7 @@ def same_inequality(a: Value, b: Value, budget: Budget) -> bool | None:
     return True
 
 
-def bound(difference: Node, name: str, budget: Budget) -> tuple[Node, int] | None:
+def bound(difference: Node, name: str) -> tuple[Node, int] | None:
     """The root of a linear function of one symbol and the sign of its slope, or None."""
     symbol = ("s", name)
     if tree.symbols(difference) != {name}:
@@ -116,8 +116,8 @@ def bound(difference: Node, name: str, budget: Budget) -> tuple[Node, int] | Non
         return direct
     at_zero = substitute(difference, symbol, tree.ZERO)
     slope = tree.add(substitute(difference, symbol, tree.ONE), tree.neg(at_zero))
-    direction = sign(slope, budget)
-    if not direction or not same(difference, tree.add(at_zero, tree.mul(slope, symbol)), budget):
+    direction = sign(slope)
+    if not direction or not same(difference, tree.add(at_zero, tree.mul(slope, symbol))):
         return None
     return tree.div(tree.neg(at_zero), slope), direction
 

@@ -1,7 +1,7 @@
 """Sets of real numbers as sorted disjoint pieces, for intervals, inequalities, builders and what is made of them."""
 
 from align.verify import _tree as tree
-from align.verify._budget import Budget, OverBudget, Unreadable
+from align.verify._budget import OverBudget, Unreadable, spend
 from align.verify._decide import sign
 from align.verify._read import condition
 from align.verify._relations import bound, links
@@ -18,45 +18,46 @@ class Undecided(Exception):
     """Two bounds could not be put in order."""
 
 
-def real_set(value: Value, budget: Budget) -> list[Piece] | None:
+def real_set(value: Value) -> list[Piece] | None:
     """The pieces of a set of real numbers; None when the value describes no such set. Raises: Undecided."""
     kind, info = value.kind, value.info
     if kind == "interval" or (kind == "tuple" and info == "()" and len(value.items) == 2):
-        return _interval(value.items[0].node, info[0] == "[", value.items[1].node, info[1] == "]", budget)
+        return _interval(value.items[0].node, info[0] == "[", value.items[1].node, info[1] == "]")
     if kind == "inequality":
-        return _inequality(value, None, budget)
+        return _inequality(value, None)
     if kind == "list":
-        return _joined(value, None, budget)
+        return _joined(value, None)
     if kind != "set":
         return None
     if info == "finite":
-        return _points(value.items, budget)
+        return _points(value.items)
     if info == "all":
         return [_LINE] if value.sides == ("R",) else None
     if isinstance(info, tuple):
-        return _builder(value, budget)
-    left, right = (real_set(item, budget) for item in value.items)
+        return _builder(value)
+    left, right = (real_set(item) for item in value.items)
     if left is None or right is None:
         return None
     if info == "union":
-        return _merged(left + right, budget)
-    return _cut(left, right, budget) if info == "cap" else _cut(left, _complement(right, budget), budget)
+        return _merged(left + right)
+    return _cut(left, right) if info == "cap" else _cut(left, _complement(right))
 
 
-def same_sets(a: list[Piece], b: list[Piece], budget: Budget) -> bool | None:
+def same_sets(a: list[Piece], b: list[Piece]) -> bool | None:
     """Equality of two sets in normal form."""
     if len(a) != len(b):
         return False
     try:
         for (low, closed, high, shut), (low2, closed2, high2, shut2) in zip(a, b, strict=True):
-            if closed != closed2 or shut != shut2 or _order(low, low2, budget) or _order(high, high2, budget):
+            if closed != closed2 or shut != shut2 or _order(low, low2) or _order(high, high2):
                 return False
     except Undecided:
         return None
     return True
 
 
-def _order(a: Node, b: Node, budget: Budget) -> int:
+def _order(a: Node, b: Node) -> int:
+    spend(4)
     if a == b:
         return 0
     for node, result in ((tree.NEG_INF, -1), (tree.INF, 1)):
@@ -64,17 +65,17 @@ def _order(a: Node, b: Node, budget: Budget) -> int:
             return result
         if b == node:
             return -result
-    found = sign(tree.minus(a, b), budget)
+    found = sign(tree.minus(a, b))
     if found is None:
         raise Undecided
     return found
 
 
-def _interval(low: Node | None, closed: bool, high: Node | None, shut: bool, budget: Budget) -> list[Piece] | None:
+def _interval(low: Node | None, closed: bool, high: Node | None, shut: bool) -> list[Piece] | None:
     if low is None or high is None or tree.symbols(low) or tree.symbols(high):
         return None
     try:
-        order = _order(low, high, budget)
+        order = _order(low, high)
     except Undecided:
         return None
     if order < 0:
@@ -82,63 +83,63 @@ def _interval(low: Node | None, closed: bool, high: Node | None, shut: bool, bud
     return [(low, True, low, True)] if not order and closed and shut else [] if not order else None
 
 
-def _points(items: tuple, budget: Budget) -> list[Piece] | None:
+def _points(items: tuple) -> list[Piece] | None:
     if any(item.kind != "number" or item.node in (tree.INF, tree.NEG_INF) or item.unit for item in items):
         return None
-    return _merged([(item.node, True, item.node, True) for item in items], budget)
+    return _merged([(item.node, True, item.node, True) for item in items])
 
 
-def _merged(pieces: list[Piece], budget: Budget) -> list[Piece]:
+def _merged(pieces: list[Piece]) -> list[Piece]:
     """Sorted, with pieces that touch or overlap made one."""
     if len(pieces) > _MAX_PIECES:
         raise OverBudget
     ordered: list[Piece] = []
     for piece in pieces:
         at = len(ordered)
-        while at and _before(piece, ordered[at - 1], budget):
+        while at and _before(piece, ordered[at - 1]):
             at -= 1
         ordered.insert(at, piece)
     result: list[Piece] = []
     for low, closed, high, shut in ordered:
         if result:
             before = result[-1]
-            gap = _order(before[2], low, budget)
+            gap = _order(before[2], low)
             if gap > 0 or (gap == 0 and (before[3] or closed)):
-                order = _order(before[2], high, budget)
+                order = _order(before[2], high)
                 end = before[2:] if order > 0 else (high, shut) if order < 0 else (high, shut or before[3])
-                result[-1] = (before[0], before[1] or (closed and _order(before[0], low, budget) == 0), *end)
+                result[-1] = (before[0], before[1] or (closed and _order(before[0], low) == 0), *end)
                 continue
         result.append((low, closed, high, shut))
     return result
 
 
-def _before(a: Piece, b: Piece, budget: Budget) -> bool:
-    order = _order(a[0], b[0], budget)
+def _before(a: Piece, b: Piece) -> bool:
+    order = _order(a[0], b[0])
     return order < 0 or (order == 0 and a[1] and not b[1])
 
 
-def _complement(pieces: list[Piece], budget: Budget) -> list[Piece]:
+def _complement(pieces: list[Piece]) -> list[Piece]:
     result: list[Piece] = []
     low, closed = tree.NEG_INF, False
     for piece in pieces:
-        result.extend(_interval(low, closed, piece[0], not piece[1] and piece[0] != tree.NEG_INF, budget) or [])
+        result.extend(_interval(low, closed, piece[0], not piece[1] and piece[0] != tree.NEG_INF) or [])
         low, closed = piece[2], not piece[3]
     if low != tree.INF:
         result.append((low, closed and low != tree.NEG_INF, tree.INF, False))
     return result
 
 
-def _cut(a: list[Piece], b: list[Piece], budget: Budget) -> list[Piece]:
+def _cut(a: list[Piece], b: list[Piece]) -> list[Piece]:
     """The intersection."""
     result: list[Piece] = []
     for low, closed, high, shut in a:
         for low2, closed2, high2, shut2 in b:
-            order = _order(low, low2, budget)
+            order = _order(low, low2)
             start = (low, closed) if order > 0 else (low2, closed2) if order < 0 else (low, closed and closed2)
-            order = _order(high, high2, budget)
+            order = _order(high, high2)
             end = (high, shut) if order < 0 else (high2, shut2) if order > 0 else (high, shut and shut2)
-            result.extend(_interval(*start, *end, budget) or [])
-    return _merged(result, budget)
+            result.extend(_interval(*start, *end) or [])
+    return _merged(result)
 
 
 def _variable(value: Value, name: str | None) -> str | None:
@@ -148,14 +149,14 @@ def _variable(value: Value, name: str | None) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _inequality(value: Value, name: str | None, budget: Budget) -> list[Piece] | None:
+def _inequality(value: Value, name: str | None) -> list[Piece] | None:
     """The solutions of a chain of linear inequalities in one symbol."""
     name = _variable(value, name)
     if name is None:
         return None
     result = [_LINE]
     for difference, relation in links(value):
-        found = bound(difference, name, budget)
+        found = bound(difference, name)
         if found is None:
             return None
         root, direction = found
@@ -167,31 +168,31 @@ def _inequality(value: Value, name: str | None, budget: Budget) -> list[Piece] |
             pieces = [(root, relation == ">=", tree.INF, False)]
         else:
             pieces = [(tree.NEG_INF, False, root, relation == ">=")]
-        result = _cut(result, pieces, budget)
+        result = _cut(result, pieces)
     return result
 
 
-def _joined(value: Value, name: str | None, budget: Budget) -> list[Piece] | None:
+def _joined(value: Value, name: str | None) -> list[Piece] | None:
     """Inequalities or intervals joined by "or", "and" or commas (commas: "and" unless nothing would be left)."""
     if value.info == "pm" or any(item.kind not in ("inequality", "interval", "tuple") for item in value.items):
         return None
     if value.info == "," and all(item.kind == "tuple" for item in value.items):
         return None
-    parts = [_inequality(item, name, budget) if item.kind == "inequality" else real_set(item, budget) for item in value.items]
+    parts = [_inequality(item, name) if item.kind == "inequality" else real_set(item) for item in value.items]
     if None in parts:
         return None
     if len({_variable(item, name) for item in value.items if item.kind == "inequality"}) > 1:
         return None
     together = parts[0]
     for part in parts[1:]:
-        together = _cut(together, part, budget)
+        together = _cut(together, part)
     holes = all(item.kind == "inequality" and set(item.info) == {"!="} for item in value.items)
     if value.info == "and" or (together and value.info == ",") or holes:
         return together
-    return _merged([piece for part in parts for piece in part], budget)
+    return _merged([piece for part in parts for piece in part])
 
 
-def _builder(value: Value, budget: Budget) -> list[Piece] | None:
+def _builder(value: Value) -> list[Piece] | None:
     """{x | condition}, where the condition bounds x."""
     if value.node is None or value.node[0] != "s":
         return None
@@ -201,9 +202,9 @@ def _builder(value: Value, budget: Budget) -> list[Piece] | None:
         return None
     name = value.node[1]
     if given.kind == "inequality":
-        return _inequality(given, name, budget)
+        return _inequality(given, name)
     if given.kind == "list":
-        return _joined(given, name, budget)
+        return _joined(given, name)
     if given.name == name and given.kind == "number":
-        return _points((given,), budget)
-    return real_set(given, budget) if given.name == name else None
+        return _points((given,))
+    return real_set(given) if given.name == name else None

@@ -7,7 +7,8 @@
     ("+", terms…)  ("*", factors…)  ("^", base, exponent)
     ("f", name, arguments…) a function
 
-Nothing is folded before its size has been bounded, so no power, factorial or product can grow out of hand.
+Nothing is folded before its size has been bounded and its work has been charged, so no power, factorial or product can grow out of hand.
+Trees share subtrees; `weigh` bounds what they would be written out, wherever a rewriting uses a part more than once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import comb, factorial, gcd, isqrt
 
-from align.verify._budget import MAX_BITS, MAX_FRACTION_BITS, MAX_TERMS, OverBudget
+from align.verify._budget import MAX_BITS, MAX_FRACTION_BITS, MAX_NODES, MAX_TERMS, OverBudget, spend, spend_divisor, spend_product
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ PI: Node = ("c", "pi")
 E: Node = ("c", "e")
 I: Node = ("c", "i")
 NEG_INF: Node = ("*", MINUS_ONE, INF)
+_MERSENNE = (1 << 127) - 1
 
 
 def rational(value: Read) -> Node:
@@ -50,6 +52,7 @@ def integer(digits: str) -> int:
     if len(digits) <= 600:
         return int(digits)
     half = len(digits) // 2
+    spend_product(10 * half, 10 * half)
     return integer(digits[:-half]) * 10**half + integer(digits[-half:])
 
 
@@ -63,6 +66,7 @@ def literal(text: str) -> Node:
     if not point and not exponent:
         return ("q", integer(whole))
     digits = (whole + fraction).lstrip("0")
+    spend_divisor(4 * (len(digits) + abs(power) + len(fraction)))
     value = Fraction(integer(whole + fraction or "0")) * Fraction(10) ** (power - len(fraction))
     if value.denominator == 1:
         value = value.numerator
@@ -71,9 +75,13 @@ def literal(text: str) -> Node:
 
 def text(node: Node) -> str:
     """The tree as text, for order and for seeds. Hexadecimal: str() of a long integer is limited, and slow."""
+    spend(2)
     tag = node[0]
     if tag in "qd":
         value = node[1]
+        if bits(value) > 512:  # its remainder is as good for both purposes
+            spend(bits(value) >> 11)
+            return f"{value.numerator % _MERSENNE:x}/{value.denominator % _MERSENNE:x}"
         return f"{value:x}" if value.__class__ is int else f"{value.numerator:x}/{value.denominator:x}"
     if tag == "s" or tag == "c":
         return node[1]
@@ -101,13 +109,28 @@ def bits(value: Read) -> int:
     return value.bit_length() if value.__class__ is int else value.numerator.bit_length() + value.denominator.bit_length()
 
 
-def _bounded(value: Read) -> None:
-    if bits(value) > (2 * MAX_BITS if value.__class__ is int else MAX_FRACTION_BITS):
+def combined(a: Read, b: Read, product: bool) -> Read:
+    """a · b or a + b of two constants, charged for and bounded."""
+    if a.__class__ is int and b.__class__ is int:
+        if product:
+            spend_product(a.bit_length(), b.bit_length())
+        value = a * b if product else a + b
+        if value.bit_length() > 2 * MAX_BITS:
+            raise OverBudget
+        return value
+    size = bits(a) + bits(b)
+    if size > 4 * MAX_FRACTION_BITS:
         raise OverBudget
+    spend_divisor(size)
+    value = a * b if product else a + b
+    if bits(value) > (MAX_FRACTION_BITS if value.denominator != 1 else 2 * MAX_BITS):
+        raise OverBudget
+    return value
 
 
 def add(*terms: Node) -> Node:
     """A sum."""
+    spend(2)
     constant, rest = 0, []
     infinite = 0
     for term in terms:
@@ -115,8 +138,9 @@ def add(*terms: Node) -> Node:
         for part in parts:
             tag = part[0]
             if tag == "q" or tag == "d":
-                constant += part[1]
-                _bounded(constant)
+                constant = combined(constant, part[1], False) if constant else part[1]
+            elif tag != "c" and tag != "*":
+                rest.append(part)
             elif part == UNDEF:
                 return UNDEF
             elif part in (INF, NEG_INF):
@@ -126,6 +150,7 @@ def add(*terms: Node) -> Node:
                 infinite = sign
             else:
                 rest.append(part)
+    spend(len(rest) >> 2)
     if infinite:
         return INF if infinite > 0 else NEG_INF
     if len(rest) > MAX_TERMS:
@@ -139,18 +164,19 @@ def add(*terms: Node) -> Node:
 
 def mul(*factors: Node) -> Node:
     """A product."""
+    spend(2)
     constant, rest = 1, []
     for factor in factors:
         parts = factor[1:] if factor[0] == "*" else (factor,)
         for part in parts:
             tag = part[0]
             if tag == "q" or tag == "d":
-                constant *= part[1]
-                _bounded(constant)
+                constant = combined(constant, part[1], True) if constant != 1 else part[1]
             elif part == UNDEF:
                 return UNDEF
             else:
                 rest.append(part)
+    spend(len(rest) >> 2)
     if len(rest) > MAX_TERMS:
         raise OverBudget
     if INF in rest:
@@ -182,6 +208,7 @@ def scaled(node: Node, power: int) -> Node:
         raise OverBudget
     factor = Fraction(10) ** power
     if node[0] == "d":
+        spend_divisor(bits(node[1]) + 4 * abs(power))
         return ("d", rational(node[1] * factor)[1], node[2], node[3] * factor)
     return mul(node, rational(factor))
 
@@ -225,15 +252,22 @@ def _rational_power(b: Read, n: Read, base: Node, exponent: Node) -> Node:
             return ONE if n % 2 == 0 else MINUS_ONE
         if bits(b) * abs(n) > (MAX_BITS if b.__class__ is int else MAX_FRACTION_BITS):
             return ("^", rational(b), rational(n))
+        spend_product(bits(b) * abs(n), bits(b) * abs(n))
         return rational(Fraction(b) ** n)
     root = n.denominator
     if root <= 64 and bits(b) * abs(n.numerator) <= MAX_FRACTION_BITS:
         sign = -1 if b < 0 else 1
         if sign > 0 or root % 2:
+            spend_root(bits(b), root)
             top, bottom = exact_root(abs(b.numerator), root), exact_root(b.denominator, root)
             if top is not None and bottom is not None:
                 return rational(Fraction(sign * top, bottom) ** n.numerator)
     return ("^", rational(b), ("q", n))
+
+
+def spend_root(size: int, k: int) -> None:
+    """Charges for a k-th root of an integer of `size` bits."""
+    spend(size * size >> (20 if k == 2 else 18))
 
 
 def exact_root(value: int, k: int) -> int | None:
@@ -275,6 +309,7 @@ def fact(node: Node) -> Node:
         if n < 0:
             return UNDEF
         if n <= 1_000:
+            spend(n >> 4)
             return ("q", factorial(n))
     return ("f", "fact", node)
 
@@ -285,6 +320,7 @@ def binomial(n: Node, k: Node) -> Node:
     if a.__class__ is int and b.__class__ is int and 0 <= b <= a:
         b = min(b, a - b)
         if b * a.bit_length() <= MAX_BITS:
+            spend(b * a.bit_length() >> 5)
             return ("q", comb(a, b))
         return ("f", "binom", n, ("q", b))
     if a.__class__ is int and b.__class__ is int and a >= 0:
@@ -294,10 +330,12 @@ def binomial(n: Node, k: Node) -> Node:
 
 def call(name: str, *arguments: Node) -> Node:
     """A function of evaluated arguments; the exact ones of rationals are folded."""
+    spend(2)
     if UNDEF in arguments:
         return UNDEF
     values = [value_of(a) for a in arguments]
     if None not in values:
+        spend_divisor(sum(map(bits, values)))
         first = values[0]
         if name == "abs":
             return rational(abs(first))
@@ -312,6 +350,7 @@ def call(name: str, *arguments: Node) -> Node:
         if name in ("gcd", "lcm") and all(v.__class__ is int for v in values):
             return _gcd_lcm(name, values)
         if name == "mod" and values[1]:
+            spend_divisor(2 * bits(first) + 2 * bits(values[1]))
             return rational(first - values[1] * (Fraction(first) / values[1]).__floor__())
         if name == "deg":
             return mul(arguments[0], PI, ("q", Fraction(1, 180)))
@@ -330,6 +369,7 @@ def _modulo_power(name: str, a: Node, b: Node) -> Node:
         a, b = b, a
     m = value_of(b)
     if _whole_power(a) and m.__class__ is int and m > 0:
+        spend_product(m.bit_length(), 4 * m.bit_length() * a[2][1].bit_length())
         rest = pow(a[1][1], a[2][1], m)
         return ("q", rest if name == "mod" else gcd(rest, m))
     n = value_of(a)
@@ -345,6 +385,7 @@ def _whole_power(node: Node) -> bool:
 def _gcd_lcm(name: str, values: list[int]) -> Node:
     result = 0 if name == "gcd" else 1
     for value in values:
+        spend_divisor(bits(result) + bits(value))
         if name == "gcd":
             result = gcd(result, value)
         else:
@@ -354,26 +395,43 @@ def _gcd_lcm(name: str, values: list[int]) -> Node:
     return ("q", abs(result))
 
 
-def symbols(node: Node, into: set | None = None) -> set:
+def symbols(node: Node) -> set:
     """Names of the symbols of a tree."""
-    into = set() if into is None else into
-    stack = [node]
-    while stack:
-        item = stack.pop()
-        if item[0] == "s":
-            into.add(item[1])
-        elif item[0] in ("+", "*", "^", "f"):
-            stack.extend(part for part in item[1:] if part.__class__ is tuple)
-    return into
+    tag = node[0]
+    return {item[1] for item in nodes(node) if item[0] == "s"} if tag in _BRANCHES else {node[1]} if tag == "s" else set()
+
+
+def constants(node: Node) -> set:
+    """Names of the constants of a tree: pi, e, i, inf, undef."""
+    tag = node[0]
+    return {item[1] for item in nodes(node) if item[0] == "c"} if tag in _BRANCHES else {node[1]} if tag == "c" else set()
 
 
 def contains(node: Node, wanted: Node) -> bool:
     """Whether a subtree occurs."""
-    stack = [node]
-    while stack:
-        item = stack.pop()
-        if item == wanted:
-            return True
-        if item[0] in ("+", "*", "^", "f"):
-            stack.extend(part for part in item[1:] if part.__class__ is tuple)
-    return False
+    return node == wanted or (node[0] in _BRANCHES and wanted in nodes(node))
+
+
+def nodes(node: Node, inside: Read = None) -> list[Node]:
+    """All subtrees, those that occur twice twice; of a subtree for which `inside` is false only itself. Raises: OverBudget."""
+    found = [node]
+    at = 0
+    while at < len(found):
+        item = found[at]
+        at += 1
+        if item[0] in _BRANCHES and (inside is None or inside(item)):
+            found.extend([part for part in item[1:] if part.__class__ is tuple])
+            if len(found) > 2 * MAX_NODES:
+                raise OverBudget
+    spend(2 + (at >> 1))
+    return found
+
+
+_BRANCHES = frozenset("+*^f")
+
+
+def weigh(node: Node) -> Node:
+    """The tree itself. Raises: OverBudget when it has more than MAX_NODES nodes."""
+    if node[0] in _BRANCHES and len(nodes(node)) > MAX_NODES:
+        raise OverBudget
+    return node

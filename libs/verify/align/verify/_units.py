@@ -96,6 +96,8 @@ def unit(words: str) -> Unit | None:
             sign = -1
         elif word[0] == "^":
             if last:
+                if len(word) > 5:
+                    raise Unreadable(f"the exponent {word:.20} of a unit")
                 extra = int(word.strip("^{}")) - 1
                 exponents[last[0]] += sign * extra
                 scale *= last[1] ** (sign * extra)

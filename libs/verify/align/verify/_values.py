@@ -1,5 +1,6 @@
 """The value model: what an answer was read as."""
 
+from align.verify._budget import OverBudget, restart
 from align.verify._tree import Node, symbols, text
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
@@ -43,7 +44,13 @@ class Value:
 
     def _content(self) -> str:
         if self.node is not None:
-            shown = text(self.node)
+            before = restart()
+            try:
+                shown = text(self.node)
+            except OverBudget:
+                shown = "…"
+            finally:
+                restart(before)
             return shown if len(shown) <= 80 else shown[:77] + "..."
         return repr(list(self.items)) if self.items else str(self.info)
 
