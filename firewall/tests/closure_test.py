@@ -25,8 +25,12 @@ def test_every_closure_has_a_golden():
 
 
 def test_torch_is_absent_from_layer_0_and_data():
-    for name in ("config", "data", "guard", "tokenizer", "tracking", "verify"):
+    for name in ("config", "data", "guard", "ingest", "tokenizer", "tracking", "verify"):
         assert "torch" not in (HERE / "goldens" / f"{name}.txt").read_text(), name
+
+
+def test_pyarrow_is_within_reach_of_ingest_alone():
+    assert [golden.stem for golden in GOLDENS if "pyarrow" in golden.read_text()] == ["ingest"]
 
 
 def test_the_default_stage_reaches_the_house():

@@ -10,7 +10,7 @@ import pytest
 import align.config  # one of the libraries: the namespace then shows all that the build put in reach
 
 LIBRARIES = sorted(module.name for module in pkgutil.iter_modules(sys.modules["align"].__path__))
-WITHOUT_TORCH = ["config", "data", "evals", "guard", "tokenizer", "tracking", "verify"]
+WITHOUT_TORCH = ["config", "data", "evals", "guard", "ingest", "tokenizer", "tracking", "verify"]
 STANDARD_LIBRARY_ONLY = ["config", "evals", "guard", "tokenizer", "tracking", "verify"]
 
 
@@ -32,6 +32,6 @@ def test_imports_alone(library: str):
 
 @pytest.mark.parametrize("library", WITHOUT_TORCH)
 def test_imports_with_torch_absent(library: str):
-    absent = ["torch", "triton", "safetensors"] + (["numpy"] if library in STANDARD_LIBRARY_ONLY else [])
+    absent = ["torch", "triton", "safetensors", "pyarrow"] + (["numpy"] if library in STANDARD_LIBRARY_ONLY else [])
     done = run(f"import sys\nfor name in {absent}: sys.modules[name] = None\nimport align.{library}")
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ print(json.dumps(files))
 def test_both_clients_list_and_read_the_same(tmp_path):
     python = requires.oracle()
     server = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("hub_test.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, Path(__file__).with_name("hub_server.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         url = server.stdout.readline().strip()

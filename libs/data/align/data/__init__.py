@@ -7,7 +7,7 @@ from ._cursor import Cursor
 from ._encode import Encoded, Example, chat_rows, encode_rows
 from ._errors import DataError
 from ._http import HubError
-from ._hub import Hub, HubFile, RemoteFile
+from ._hub import Hub, HubFile, HubPath, RemoteFile
 from ._loader import Loader, Step, eval_batches
 from ._mixture import Mixture
 from ._overlap import Contamination, Decontaminated, Deduped, Hit, SeenRows, decontaminate, dedupe_rows
@@ -33,6 +33,7 @@ __all__ = [
     "Hub",
     "HubError",
     "HubFile",
+    "HubPath",
     "Loader",
     "Mixture",
     "Prefetch",

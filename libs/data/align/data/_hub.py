@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ._http import Client, HubError, origin
 from ._rows import Row, check_rows, parse_lines, read_lines
@@ -31,6 +31,22 @@ class HubFile:
     path: str
     size: int
     sha256: str | None
+
+
+class HubPath(NamedTuple):
+    """Files in a repository: `path` may hold the wildcards of fnmatch."""
+
+    repo: str
+    revision: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> "HubPath":
+        """Reads "hub:owner/name[@revision]/path"; a revision with slashes is written with %2F. Raises HubError."""
+        found = re.fullmatch(r"hub:([^/@]+/[^/@]+)(?:@([^/@]+))?/(.+)", text)
+        if not found:
+            raise HubError(f"{text!r} names no file of a hub; it is hub:owner/name/path, or hub:owner/name@revision/path")
+        return cls(found[1], urllib.parse.unquote(found[2] or "main"), found[3])
 
 
 class Hub:
