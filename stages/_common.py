@@ -1,25 +1,24 @@
 """What the stages share besides the libraries: how a configuration names a model, rows and an evaluation, and how a stage ends."""
 
-import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import torch
+from _entry import find as find
+from _entry import run_stage as run_stage
+from _entry import say as say
 
-from align.config import ConfigError, Invocation, caller_path, parse_cli, workspace_root
-from align.data import arithmetic_rows, bundled, gsm8k_rows, read_rows
+from align.config import ConfigError, caller_path
+from align.data import arithmetic_rows, bundled_rows, read_rows
 from align.evals import EvalResult, accuracy
 from align.guard import Projection, Refused, RunShape, preflight, project, read_host
 from align.model import Decoder, ModelConfig, init, load
 from align.rollout import NativeSampler
 from align.tokenizer import Tokenizer, resolve_tokenizer
 
-T = TypeVar("T")
 SETTINGS = ("train.micro_batch", "optimizer.name")  # what guard may propose: of the settings that save memory, those that there are
-REPOSITORY = Path(__file__).absolute().parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class ModelSection:
 class JudgeSection:
     """Problems with answers, which the model is judged on by align.verify."""
 
-    source: Annotated[str, "arithmetic (held-out problems), gsm8k_test, or a JSONL file of {prompt, answer}"] = "arithmetic"
+    source: Annotated[str, "arithmetic (held-out problems), gsm8k_test, math500, or a JSONL file of {prompt, answer}"] = "arithmetic"
     problems: Annotated[int, "how many; arithmetic: in equal parts of 1, 2 and 3 operations; 0: none"] = 600
     samples: Annotated[int, "answers a problem"] = 1
     temperature: Annotated[float, "of the sampling; 0 is greedy"] = 0.0
@@ -50,12 +49,6 @@ class GuardSection:
 
     mem_floor_gb: Annotated[float | None, "host memory that must stay free, GiB; none: 20 % of it, at most 45"] = None
     ignore: Annotated[list[str], "checks that may fail: host_memory, device_memory, disk, load, disk_queue"] = field(default_factory=list)
-
-
-def find(path: str | Path) -> Path:
-    """A path of a configuration: absolute, or relative to the caller, else to the workspace, else to this repository's own files."""
-    candidates = [caller_path(path), workspace_root() / path, REPOSITORY / path]
-    return next((candidate for candidate in candidates if candidate.exists()), candidates[0])
 
 
 def model_directory(path: Path) -> Path:
@@ -140,8 +133,8 @@ def judged_rows(section: JudgeSection, *, chat: bool, system: str | None) -> lis
     """Rows {"prompt", "answer", ...}, those of a file in their order, the first `problems`; with chat also "messages"."""
     if section.source == "arithmetic":
         rows = arithmetic_rows(section.problems, seed=1, held_out=True)
-    elif section.source == "gsm8k_test":
-        rows = gsm8k_rows(bundled("gsm8k_test"))[: section.problems]
+    elif section.source in ("gsm8k_test", "math500"):
+        rows = bundled_rows(section.source).rows[: section.problems]
     else:
         rows = read_rows(caller_path(section.source), kind="answer").rows[: section.problems]
     if not chat:
@@ -172,33 +165,3 @@ def accuracies(judged: EvalResult) -> dict[str, float]:
     """The groups' accuracies as accuracy_1, accuracy_2, …, or one `accuracy` where the rows have no groups."""
     groups = {f"accuracy_{name}": value for name, value in judged.by_group.items()}
     return groups or {"accuracy": judged.accuracy}
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-def keep_freed_memory() -> None:
-    """Has glibc keep freed memory instead of giving it back: small models free and fault in the same pages every step.
-
-    Measured on an idle machine: 47 to 39 ms a step of the default size. Without glibc nothing happens.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-
-
-def run_stage(name: str, config_class: type[T], stage: Callable[[Invocation[T]], int], description: str, argv: Sequence[str]) -> int:
-    """Reads the command line, runs the stage, and turns a user's mistake into one line and an exit code (CONTRIBUTING.md lists them)."""
-    keep_freed_memory()
-    try:
-        return stage(parse_cli(config_class, argv, prog=name, description=description))
-    except Exception as error:
-        code = getattr(error, "exit_code", None)
-        if code is None and isinstance(error, OSError) and error.filename is not None:
-            code = 2
-        if code is None:
-            raise
-        print(f"{name}: {error}", file=sys.stderr)
-        return int(code)
