@@ -19,19 +19,7 @@ from pathlib import Path
 from align.verify import grade
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
-ORACLE = r"""
-import json, sys, time
-from math_verify import parse, verify
-rows = json.load(sys.stdin)
-verify(parse("\\boxed{1}"), parse("\\boxed{1}"))
-times, answers = [], []
-for row in rows:
-    start = time.process_time()
-    answer = verify(parse("\\boxed{" + row["gold"] + "}"), parse(row["text"]))
-    times.append(time.process_time() - start)
-    answers.append(bool(answer))
-json.dump([times, answers], sys.stdout)
-"""
+ORACLE = Path(__file__).absolute().parents[3] / "third_party" / "oracle" / "verify_oracle.py"
 
 
 def rows() -> list[dict]:
@@ -79,8 +67,9 @@ def main() -> int:
         print("set ALIGN_ORACLE_PYTHON to the python of a venv with math-verify 0.9", file=sys.stderr)
         return 2
     mine, verdicts = ours(pairs)
-    answer = subprocess.run([python, "-I", "-c", ORACLE], input=json.dumps(pairs), capture_output=True, text=True, check=True).stdout
-    theirs, oracle = json.loads(answer)
+    asked = json.dumps([[pair["gold"], pair["text"]] for pair in pairs])
+    answer = json.loads(subprocess.run([python, "-I", ORACLE], input=asked, capture_output=True, text=True, check=True).stdout)
+    theirs, oracle = answer["seconds"], answer["answers"]
     print(f"{'':<24}{'pairs/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}")
     print(row("align.verify", mine))
     print(row("Math-Verify", theirs))

@@ -10,7 +10,7 @@ from collections import namedtuple
 from align.verify._budget import VerifyError
 
 MAX_ANSWER = 16_384  # characters; a longer answer is undecided unless it is the gold to the letter
-MAX_BOXES = 1_000  # adjacent boxes read as one list
+MAX_BOXES = 200  # adjacent boxes read as one list
 _TAIL = 4_000  # how far back a bare answer is looked for
 
 _BRACE = re.compile(r"\\.|[{}]", re.S)
