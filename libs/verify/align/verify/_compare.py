@@ -57,6 +57,10 @@ def _consistent(value: Value) -> bool:
 
 
 def _scalar(a: Value, b: Value) -> bool | None:
+    if a.unit and not b.unit:
+        b = _measured(b, a.unit)
+    elif b.unit and not a.unit:
+        a = _measured(a, b.unit)
     x, y = a.node, b.node
     if a.unit and b.unit:
         if units.conflict(a.unit, b.unit):
@@ -74,6 +78,24 @@ def _scalar(a: Value, b: Value) -> bool | None:
                 if same(*scaled):
                     return True
     return found
+
+
+def _measured(value: Value, wanted: units.Unit) -> Value:
+    """5m or 10 m/s, read as letters, as a number with a unit where the other side has a unit of the same kind; else unchanged."""
+    if value.kind != "expression" or not wanted.known:
+        return value
+    letters, rest = [], []
+    for part in value.node[1:] if value.node[0] == "*" else (value.node,):
+        base, power = (part[1], part[2]) if part[0] == "^" else (part, tree.ONE)
+        if base[0] == "s" and power[1].__class__ is int and abs(power[1]) < 10:
+            letters.append((base[1], power[1]))
+        else:
+            rest.append(part)
+    number = tree.mul(*rest)
+    found = units.of_letters(letters)
+    if found is None or found.dimensions != wanted.dimensions or tree.symbols(number):
+        return value
+    return Value("number", number, unit=found)
 
 
 def _is(value: Value, unit: units.Unit) -> bool:
@@ -229,7 +251,7 @@ def _mixed(a: Value, b: Value) -> bool | None:
     if kinds == {"ratio", "time"}:
         time, other = (a, b) if a.kind == "time" else (b, a)
         parts = tuple(Value("number", ("q", part)) for part in time.info[:2])
-        return not time.info[2] and _in_order(parts, other.items)
+        return not time.info[2] and _ratio(Value("ratio", items=parts), other)
     if kinds & {"number", "expression"} and kinds & {"set", "list"}:
         many, one = (a, b) if a.kind in ("set", "list") else (b, a)
         alone = len(many.items) == 1 and many.info == "finite"

@@ -9,6 +9,7 @@ from align.verify import _modular as modular
 from align.verify import _tree as tree
 from align.verify._ball import Point, Straddles, Unknown
 from align.verify._budget import OverBudget, spend, spend_divisor
+from align.verify._closed import vanishes
 from align.verify._exact import exact_value
 from align.verify._normal import normal
 from align.verify._tree import Node
@@ -36,7 +37,9 @@ def same(a: Node, b: Node) -> bool | None:
         return True
     if "inf" in constants:
         return False
-    first, second = sorted((tree.text(a), tree.text(b)))
+    first, second = tree.text(a), tree.text(b)
+    if first > second:  # the same work, and so the same verdict, in either order
+        a, b, first, second = b, a, second, first
     noise = modular.Noise(first + second)
     found = modular.same(a, b, noise)
     if found is True:
@@ -60,14 +63,14 @@ def same(a: Node, b: Node) -> bool | None:
     if tree.value_of(difference) is not None:
         return difference == tree.ZERO
     atoms = _atoms(difference)
-    found = _formal(difference, names, atoms, noise)
+    found = _formal(difference, (left, right), names, atoms, noise)
     if found and names and _stepwise(difference):
         found = _on_integers(difference, sorted(names))
     if found is True or (found is False and not atoms):
         return found
     if names:
         return False if _refute_function(a, b, names, noise) else None
-    return False if _zero_constant(difference) is False else None
+    return False if _zero_constant(difference) is False else True if vanishes(difference) else None
 
 
 def _cancelled(node: Node) -> Node:
@@ -161,16 +164,20 @@ def _is_atom(node: Node) -> bool:
     return node in (tree.PI, tree.E) if tag == "c" else tag == "^" and node[2][0] != "q"
 
 
-def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise) -> bool | None:
-    """Whether a tree is zero for all values of its symbols and atoms: exact zeros at random points of both signs."""
+def _formal(difference: Node, sides: tuple[Node, Node], names: set, atoms: set, noise: modular.Noise) -> bool | None:
+    """Whether a difference is zero for all values of its symbols and atoms: exact zeros at random points of both signs.
+
+    Signs for which neither side is defined (roots of negative numbers) are left out; if only one side is, nothing is claimed.
+    """
     zeros = 0
     ordered = sorted(names)
     powers = _fractional_powers(difference, atoms)
     patterns = _signs(len(ordered), noise)
     trials = len(patterns) if names or atoms else 1
-    for trial in range(2 * trials):
+    for trial in range(3 * trials):
         values: dict = {}
-        for name, negative in zip(ordered, patterns[trial % len(patterns)], strict=True):
+        pattern = patterns[trial % len(patterns)]
+        for name, negative in zip(ordered, pattern, strict=True):
             size = noise.next() % 997 + 2
             value = Fraction(size, noise.next() % 31 + 1) if trial % 2 else Fraction(size)
             values[("s", name)] = -value if negative else value
@@ -182,7 +189,23 @@ def _formal(difference: Node, names: set, atoms: set, noise: modular.Noise) -> b
         zeros += found is True
         if zeros == trials:
             return True
+        if found is None:
+            defined = [_defined(side, values) for side in sides]
+            if defined[0] != defined[1] or not (defined[0] or len(patterns) > 1):
+                return None
+            if not defined[0]:
+                patterns.remove(pattern)
     return None
+
+
+def _defined(node: Node, values: dict) -> bool:
+    try:
+        Point(values, _FIRST, formal=True).at(node)
+    except Unknown:
+        return False
+    except Straddles:
+        pass
+    return True
 
 
 def _stepwise(node: Node) -> bool:

@@ -159,6 +159,7 @@ def _boxes(text: str, at: int) -> Extraction:
     if stop < 0:
         return Extraction(None, "boxed", start, len(text) - start > MAX_ANSWER)
     parts = [text[start:stop].strip()]
+    length = stop - start
     while True:
         reach = max(0, at - MAX_ANSWER)
         before = max(text.rfind("\\boxed", reach, at), text.rfind("\\fbox", reach, at))
@@ -172,7 +173,8 @@ def _boxes(text: str, at: int) -> Extraction:
             break
         parts.append(text[inner:end].strip())
         at = before
-        if len(parts) > MAX_BOXES:
+        length += end - inner
+        if len(parts) > MAX_BOXES or length > MAX_ANSWER:
             return Extraction(None, "boxed", inner, True)
     if not all(parts):
         return Extraction(None, "boxed", start)

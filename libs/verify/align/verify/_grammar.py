@@ -258,7 +258,7 @@ class Grammar:
             return brackets.bracket(self, value)
         if kind == "cmd":
             return self.command(value)
-        if kind == "text" and len(value) == 1:
+        if kind == "text" and (len(value) == 1 or value in UNIT_WORDS):  # \\frac{\\text{km}}{\\text{h}}
             self.at += 1
             return ("s", value)
         raise Unreadable("an operand is missing" if kind == "end" else f"words inside a formula: {value}")

@@ -6,6 +6,8 @@ Every pattern here is a plain alternation without nested repetition, so the scan
 import re
 
 from align.verify._budget import MAX_TOKENS, OverBudget, Unreadable, spend
+from align.verify._names import FUNCTIONS
+from align.verify._units import is_unit
 
 # Signs that models write in place of LaTeX.
 _SIGNS = {
@@ -120,6 +122,8 @@ _GROUPS = re.compile(r"[0-9]{1,3}(?:(,|\{,\}|,\\! ?|\\,|\\;|\\ )[0-9]{3})(?:\1[0
 _GROUPS_SPACE = re.compile(r"[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _RUN = re.compile(r"[0-9]+(?:(?:,|\{,\}|,\\! ?|\\,|\\;|\\ | )[0-9]+){0,40}(?:\.[0-9]+)?")
 _BRACE = re.compile(r"\\.|[{}]", re.S)
+_FUNCTIONS = frozenset(["lcm", "gcd", "sin", "cos", "tan", "log", "ln", "arcsin", "arccos", "arctan", "lg", "max"])  # as text; min is a minute
+_UNIT = re.compile(r"[A-Za-z]{1,12}(?:\^\{?-?[0-9]\}?)?(?:(?: */ *| *\\cdot *| )[A-Za-z]{1,12}(?:\^\{?-?[0-9]\}?)?){1,3}|[A-Za-z]{1,12}\^\{?-?[0-9]\}?")
 
 
 class Token:
@@ -143,6 +147,8 @@ def clean(text: str) -> str:
         text = text.replace("\\\\", "\\")  # doubled by an escape too many
     if not text.isascii():
         text = text.translate(_TRANSLATE)
+    if "..." in text:
+        text = text.replace("...", "\\ldots ")
     if "$" in text:
         text = text.replace("\\$", "\\textdollar ").replace("$", " ")
     if "\\(" in text or "\\[" in text or "\\)" in text or "\\]" in text:
@@ -256,7 +262,11 @@ def _text_tokens(name: str, body: str, tokens: list[Token], spaced: bool) -> Non
     bare = body.replace("~", " ").replace("\\ ", " ").replace("\\,", " ").strip().strip("{}").strip()
     if not bare:
         return
-    if len(bare) == 1 and bare.isalpha() and not name.startswith("text") and name not in ("mbox", "hbox"):
+    if bare in _FUNCTIONS or (name == "operatorname" and bare in FUNCTIONS):
+        tokens.append(Token("word", bare, spaced))
+    elif _UNIT.fullmatch(bare) and is_unit(bare):
+        tokens.append(Token("text", bare.replace("\\cdot", " "), spaced))
+    elif len(bare) == 1 and bare.isalpha() and not name.startswith("text") and name not in ("mbox", "hbox"):
         tokens.append(Token("sym", bare, spaced))
     elif any(c in "0123456789\\^_{" for c in bare) or name in ("boxed", "fbox") or all(not c.isalpha() for c in bare):
         tokens.extend(lex(clean(bare)))

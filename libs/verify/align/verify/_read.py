@@ -7,7 +7,7 @@ import re
 from align.verify import _names as names
 from align.verify import _tree as tree
 from align.verify import _units as units
-from align.verify._budget import OverBudget, Unreadable, restart
+from align.verify._budget import OverBudget, Unreadable, restart, spend
 from align.verify._grammar import Grammar
 from align.verify._lex import Token, balanced, clean, lex
 from align.verify._operate import plain
@@ -26,6 +26,7 @@ _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|m
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\-., ]*")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,:'-]*")
 _MAX_SIGNS = 4
+_MAX_CLEAN = 32_768  # characters of an answer whose signs are written as LaTeX
 _ALL = re.compile(r"(?:the set of )?(?:all )?(?:the )?real numbers|all reals", re.I)
 _EMPTY = re.compile(r"(?:there (?:are|is) )?no (?:real |such |integer )?(?:solutions?|values?|roots?)(?: exists?)?|none|empty set", re.I)
 
@@ -55,6 +56,9 @@ def read(answer: str) -> Value:
     if _INTEGER.fullmatch(answer):
         return Value("number", ("q", int(answer)), source=answer)
     text = clean(answer)
+    spend(len(text) >> 5)
+    if len(text) > _MAX_CLEAN:
+        raise OverBudget
     source = plain_text(text)
     value = _special(source)
     if value is None:

@@ -123,6 +123,24 @@ def unit(words: str) -> Unit | None:
     return Unit(scale, tuple(sorted((d, e) for d, e in exponents.items() if e)), known, words.strip())
 
 
+def of_letters(powers: list[tuple[str, int]]) -> Unit | None:
+    """The unit that a product of powers of letters names, when all are units; else None."""
+    if not powers or not all(name in _TABLE for name, _ in powers):
+        return None
+    above = [f"{name}^{n}" for name, n in powers if n > 0]
+    below = [f"{name}^{-n}" for name, n in powers if n < 0]
+    return unit(" ".join([*above, "/", *below]))
+
+
+def is_unit(words: str) -> bool:
+    """Whether every word of a phrase names a unit."""
+    try:
+        found = unit(words)
+    except Unreadable:
+        return False
+    return found is not None and found.known
+
+
 DEGREE = unit("degree")
 PERCENT = unit("percent")
 
