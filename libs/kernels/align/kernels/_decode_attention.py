@@ -1,0 +1,141 @@
+"""Attention of one new query a row over a key-value cache, split over the keys so that few rows still fill the GPU (flash decoding)."""
+
+import torch
+from torch import Tensor
+
+from align.kernels import _runtime
+from align.kernels._runtime import KernelError, wide
+
+# `programs`: the keys of a row are split until about so many programs run.
+DECODE = {"keys": 64, "warps": 4, "stages": 3, "programs": 264}
+MAX_SPLITS = 64
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    page_table: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """softmax(q · kᵀ · scale) · v over keys 0 .. lengths - 1 of each row (the last `window` of them); softmax in fp32.
+
+    Nothing is read on the host: it can be captured in a CUDA graph. How the keys are split depends on shapes alone, never on `lengths`.
+
+    Args:
+        q: (B, H, Dh), the new token of each row, its own key already in the cache.
+        k_cache, v_cache: (P, page, Hkv, Dh); strides are free but for the last dimension. H is a multiple of Hkv.
+        lengths: (B,), int32 or int64, keys of each row; a row of length 0 gives zeros.
+        page_table: (B, M), int32: position j of row b lies in page_table[b, j // page] at j % page. None: row b has page b alone.
+        scale: None is Dh ** -0.5.
+        window: None looks at all keys.
+
+    Returns:
+        (B, H, Dh), in q's dtype. Not differentiable.
+
+    Raises:
+        KernelError: the shapes do not belong together.
+    """
+    _check(q, k_cache, v_cache, lengths, page_table)
+    if window is not None and window < 1:
+        raise KernelError(f"window {window} must be at least 1, or None for all keys")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out: Tensor = torch.ops.align.decode_attention(q, k_cache, v_cache, lengths, page_table, scale, window or 0)
+    return out
+
+
+def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None) -> None:
+    if (
+        q.ndim != 3
+        or k_cache.ndim != 4
+        or k_cache.shape != v_cache.shape
+        or q.shape[2] != k_cache.shape[3]
+        or q.shape[1] % k_cache.shape[2]
+    ):
+        raise KernelError(
+            f"q {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}: expected (B, H, Dh) and twice "
+            "(pages, page, Hkv, Dh), H a multiple of Hkv"
+        )
+    if lengths.shape != q.shape[:1]:
+        raise KernelError(f"lengths {tuple(lengths.shape)}: expected one a row, ({q.shape[0]},)")
+    if page_table is None and k_cache.shape[0] < q.shape[0]:
+        raise KernelError(f"{q.shape[0]} rows, a cache of {k_cache.shape[0]}: give page_table, or a row of the cache each")
+    if page_table is not None and (page_table.ndim != 2 or page_table.shape[0] != q.shape[0]):
+        raise KernelError(f"page_table {tuple(page_table.shape)}: expected ({q.shape[0]}, pages of a row)")
+
+
+def gather_pages(cache: Tensor, page_table: Tensor | None, rows: int) -> Tensor:
+    """(B, S, Hkv, Dh): the rows' pages one after another."""
+    return cache[:rows] if page_table is None else cache[page_table.long()].flatten(1, 2)
+
+
+def reference(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int
+) -> Tensor:  # fmt: skip
+    keys, values = (wide(gather_pages(cache, page_table, q.shape[0])) for cache in (k_cache, v_cache))
+    heads, kv_heads = q.shape[1], keys.shape[2]
+    at, ends = torch.arange(keys.shape[1], device=q.device), lengths[:, None]
+    seen = at < ends if not window else (at < ends) & (at >= ends - window)  # (B, S)
+    grouped = wide(q).unflatten(1, (kv_heads, heads // kv_heads))
+    scores = torch.einsum("bkgd,bskd->bkgs", grouped, keys) * scale
+    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    shares = torch.where(seen[:, None, None], scores.softmax(-1), 0)
+    values = torch.where(seen[:, :, None, None], values, 0)
+    return torch.einsum("bkgs,bskd->bkgd", shares, values).flatten(1, 2).to(q.dtype)
+
+
+def splits_for(rows: int, kv_heads: int, room: int, keys: int, programs: int) -> int:
+    """A power of two: the keys of a row are cut until about `programs` programs run, never finer than a tile."""
+    splits = 1
+    while rows * kv_heads * splits < programs and splits < MAX_SPLITS and splits * keys < room:
+        splits *= 2
+    return splits
+
+
+@_runtime.op("decode_attention")
+def _decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int
+) -> Tensor:  # fmt: skip
+    if not _runtime.use_kernel(q):
+        return reference(q, k_cache, v_cache, lengths, page_table, scale, window)
+    from align.kernels import _decode_kernels
+
+    q = q.contiguous()
+    (rows, heads, dim), (page, kv_heads) = q.shape, k_cache.shape[1:3]
+    room = page * (1 if page_table is None else page_table.shape[1])
+    group = heads // kv_heads
+    size = 1 << min(10, max(0, rows * kv_heads - 1).bit_length())
+    c = _runtime.config(q, "decode_attention", f"{dim}/{group}/{size}", DECODE)
+    splits = splits_for(rows, kv_heads, room, c["keys"], c["programs"])
+    out = torch.empty_like(q)
+    if not out.numel():
+        return out
+    table = lengths if page_table is None else page_table.contiguous()
+    parts = out if splits == 1 else torch.empty(rows * heads * splits, dim, dtype=torch.float32, device=q.device)
+    peaks = lengths if splits == 1 else torch.empty(2, rows * heads * splits, dtype=torch.float32, device=q.device)
+    if k_cache.stride(3) != 1 or k_cache.stride() != v_cache.stride():
+        raise KernelError(f"caches with strides {k_cache.stride()} and {v_cache.stride()}: they must be alike and end in 1")
+    padded = max(16, _runtime.power_of_two(dim))
+    with _runtime.on(q):
+        _decode_kernels.split[(kv_heads, rows, splits)](
+            q, k_cache, v_cache, lengths, table, parts, peaks, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
+            table.stride(0), scale * 1.4426950408889634, window, rows * heads * splits,
+            HEADS=heads, GROUP=group, GROUP_PADDED=max(16, _runtime.power_of_two(group)), D=dim, DIM=padded, PAGE=page,
+            KEYS=c["keys"], SPLITS=splits, PAGED=page_table is not None, WIDE=_runtime.interpreted(),
+            num_warps=c["warps"], num_stages=c["stages"],
+        )  # fmt: skip
+        if splits > 1:
+            _decode_kernels.combine[(rows * heads,)](
+                parts, peaks, out, rows * heads * splits, D=dim, DIM=padded, SPLITS=splits, num_warps=2
+            )  # fmt: skip
+    return out
+
+
+@_runtime.fake("decode_attention")
+def _(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int
+) -> Tensor:  # fmt: skip
+    return q.new_empty(q.shape)

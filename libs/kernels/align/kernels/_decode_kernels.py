@@ -1,0 +1,144 @@
+"""Triton kernels of a decoding step: split-KV attention, and matrix times few rows. Importing this module imports triton."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+LOWEST = tl.constexpr(-1.0e30)  # below every score; finite, so that a difference of two is 0 and not NaN
+
+
+@triton.jit
+def _dot(a, b, total, WIDE: tl.constexpr):
+    """total + a · b. WIDE multiplies in fp32, which gives the same products: Triton's interpreter has none of bf16."""
+    if WIDE:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    return tl.dot(a, b, total, input_precision="ieee")
+
+
+@triton.jit
+def split(
+    q, keys, values, lengths, table, parts, peaks, page_stride, slot_stride, head_stride, table_stride, scale, window, count,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, PAGED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One (key head, row, share of its keys) a program; all query heads of the key head at once. `scale` includes log2(e)."""
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    part = tl.program_id(2)
+    end = tl.load(lengths + row).to(tl.int32)
+    begin = 0
+    if window > 0:
+        begin = tl.maximum(end - window, 0)
+    first = begin // KEYS * KEYS
+    share = tl.cdiv(tl.cdiv(end - first, SPLITS), KEYS) * KEYS
+    low = first + part * share
+    high = tl.minimum(end, low + share)
+    lane = tl.arange(0, DIM)
+    member = tl.arange(0, GROUP_PADDED)
+    own = (member < GROUP)[:, None] & (lane < D)[None, :]
+    query = (row * HEADS + head * GROUP + member)[:, None] * D + lane[None, :]
+    x = tl.load(q + query, mask=own, other=0.0)
+    total = tl.zeros((GROUP_PADDED, DIM), tl.float32)
+    peak = tl.full((GROUP_PADDED,), LOWEST, tl.float32)
+    weight = tl.zeros((GROUP_PADDED,), tl.float32)
+    for start in range(low, high, KEYS):
+        at = start + tl.arange(0, KEYS)
+        inside = (at >= begin) & (at < high)
+        if PAGED:
+            if PAGE % KEYS == 0:  # a tile lies in one page
+                page = tl.load(table + row * table_stride + start // PAGE).to(tl.int64)
+                place = page * page_stride + (start % PAGE + tl.arange(0, KEYS)).to(tl.int64) * slot_stride
+            else:
+                pages = tl.load(table + row * table_stride + at // PAGE, mask=inside, other=0).to(tl.int64)
+                place = pages * page_stride + (at % PAGE).to(tl.int64) * slot_stride
+        else:
+            place = row.to(tl.int64) * page_stride + at.to(tl.int64) * slot_stride
+        where = (place + head * head_stride)[:, None] + lane[None, :]
+        here = inside[:, None] & (lane < D)[None, :]
+        k = tl.load(keys + where, mask=here, other=0.0)
+        scores = _dot(x, tl.trans(k), tl.zeros((GROUP_PADDED, KEYS), tl.float32), WIDE) * scale
+        scores = tl.where(inside[None, :], scores, LOWEST)
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        shares = tl.where(inside[None, :], tl.exp2(scores - higher[:, None]), 0.0)
+        fade = tl.exp2(peak - higher)
+        weight = weight * fade + tl.sum(shares, 1)
+        v = tl.load(values + where, mask=here, other=0.0)
+        total = _dot(shares.to(v.dtype), v, total * fade[:, None], WIDE)
+        peak = higher
+    if SPLITS == 1:
+        total = total / tl.where(weight > 0, weight, 1.0)[:, None]
+        tl.store(parts + query, total.to(parts.dtype.element_ty), mask=own)
+    else:
+        index = (row * HEADS + head * GROUP + member) * SPLITS + part
+        tl.store(parts + index.to(tl.int64)[:, None] * D + lane[None, :], total, mask=own)
+        tl.store(peaks + index, peak, mask=member < GROUP)
+        tl.store(peaks + count + index, weight, mask=member < GROUP)
+
+
+@triton.jit
+def combine(parts, peaks, out, count, D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr):
+    """Joins the parts of one head of one row, in their order."""
+    head = tl.program_id(0)
+    part = tl.arange(0, SPLITS)
+    lane = tl.arange(0, DIM)
+    peak = tl.load(peaks + head * SPLITS + part)
+    weight = tl.load(peaks + count + head * SPLITS + part)
+    fade = tl.exp2(peak - tl.max(peak, 0))
+    total = tl.sum(weight * fade, 0)
+    index = (head * SPLITS + part).to(tl.int64)
+    x = tl.load(parts + index[:, None] * D + lane[None, :], mask=(lane < D)[None, :], other=0.0)
+    mixed = tl.sum(x * fade[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + head * D + lane, mixed.to(out.dtype.element_ty), mask=lane < D)
+
+
+@triton.jit
+def gemv_one(
+    x, weight, addend, out, N, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    """One x: ROWS outputs a program, on the plain cores."""
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lane = tl.arange(0, BLOCK)
+    base = weight + n.to(tl.int64)[:, None] * K + lane[None, :]
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for k in tl.range(0, K, BLOCK, num_stages=STAGES):
+        if K % BLOCK == 0:
+            w = tl.load(base + k, mask=(n < N)[:, None], other=0.0, eviction_policy="evict_first").to(tl.float32)
+            part = tl.load(x + k + lane).to(tl.float32)
+        else:
+            inside = k + lane < K
+            w = tl.load(base + k, mask=(n < N)[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first").to(tl.float32)
+            part = tl.load(x + k + lane, mask=inside, other=0.0).to(tl.float32)
+        total += w * part[None, :]
+    y = tl.sum(total, 1)
+    if ADD:
+        y += tl.load(addend + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def gemv_few(
+    x, weight, addend, out, B, N, K: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """Up to BATCH (16) x: ROWS outputs of each a program, on the tensor cores; the weight is the tall operand."""
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    b = tl.arange(0, BATCH)
+    lane = tl.arange(0, BLOCK)
+    tall = weight + n.to(tl.int64)[:, None] * K + lane[None, :]
+    flat = x + b[None, :] * K + lane[:, None]
+    total = tl.zeros((ROWS, BATCH), tl.float32)
+    for k in range(0, K, BLOCK):
+        if K % BLOCK == 0:
+            w = tl.load(tall + k, mask=(n < N)[:, None], other=0.0)
+            part = tl.load(flat + k, mask=(b < B)[None, :], other=0.0)
+        else:
+            inside = k + lane < K
+            w = tl.load(tall + k, mask=(n < N)[:, None] & inside[None, :], other=0.0)
+            part = tl.load(flat + k, mask=(b < B)[None, :] & inside[:, None], other=0.0)
+        total = _dot(w, part, total, WIDE)
+    where = b[None, :] * N + n[:, None]
+    here = (b < B)[None, :] & (n < N)[:, None]
+    if ADD:
+        total += tl.load(addend + where, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + where, total.to(out.dtype.element_ty), mask=here)
