@@ -4,8 +4,14 @@ One program steps one chunk: CHUNK elements that lie one after another in one pa
 parameter a program works on comes from `chunk_member` (program -> row of `records`); a record holds int64 words, see MEMBER_WORDS.
 
 IEEE=True uses IEEE division and square root in the order of `_torch_backend.update` and must be launched with
-enable_fp_fusion=False: then both give the same bits. IEEE=False folds constants, contracts and uses the hardware's approximate
-square root and reciprocal (relative error 2**-22). Triton's interpreter has no inline PTX and runs IEEE=True only.
+enable_fp_fusion=False: then both give the same bits. IEEE=False contracts, folds the scale of a block into beta and takes the
+hardware's approximate square root and reciprocal (relative error 2**-22) for the update. What a first step stores, where the moments
+are single products, is the same in both: bf16 gradients make exact ties between codes common there. Triton's interpreter has no
+inline PTX and runs IEEE=True only.
+
+What bounds `adam8` on an H200 is not the traffic alone but the instructions on the way: at 10 bytes an element the device draws all the
+power it may, and lowers its clock. So: both moments are decoded by one gather through shared memory, a code is found by one addition
+(`_code`), both block maxima by one reduction, and what the memory must fetch is asked for before anything is computed.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -41,27 +47,26 @@ def _pair_words(pair, key0, key1):
 
 
 @triton.jit
-def _code(ordered, table, SHIFT: tl.constexpr):
-    """The code of a value whose bits, made monotone, are `ordered` (int32); `table` points at the entry of +0."""
-    entry = tl.load(table + (ordered >> SHIFT)).to(tl.uint32, bitcast=True)
-    inside = ordered.to(tl.uint32, bitcast=True) << 8
-    return ((entry & 255) + (inside > entry).to(tl.uint32)).to(tl.uint8)
+def _code(ordered, table):
+    """The code of a value whose bits, made monotone, are `ordered` (int32): the third byte of a sum, see `_triton_backend.code_table`."""
+    return ((ordered + tl.load(table + (ordered >> 16))) >> 16).to(tl.uint8)
 
 
 @triton.jit
-def _decode(codes, values, SHARED: tl.constexpr):
-    if SHARED:
-        return tl.gather(tl.load(values + tl.arange(0, 256)), codes, 0)
-    return tl.load(values + codes)
+def _greater(a, b, c, d):
+    return tl.maximum(a, c), tl.maximum(b, d)
 
 
 @triton.jit
-def _scales(largest, unit, IEEE: tl.constexpr):
-    """`quant.scales` of blocks whose largest magnitude is largest * unit: (absmax as stored, reciprocal of `largest`)."""
-    absmax = largest * unit
-    absmax = tl.where(absmax < TINY, 0.0, absmax)
-    divisor = tl.where(absmax > 0, largest, 1.0)
-    reciprocal = tl.div_rn(1.0, divisor) if IEEE else _reciprocal(divisor)
+def _scales(largest, IEEE: tl.constexpr):
+    """`quant.scales` of blocks: (absmax as stored, its reciprocal, 0 for a block of zeros)."""
+    absmax = tl.where(largest < TINY, 0.0, largest)
+    divisor = tl.where(absmax > 0, absmax, 1.0)
+    if IEEE:
+        reciprocal = tl.div_rn(1.0, divisor)
+    else:  # a contracted Newton step: the same bits as the division but for a few divisors, at a tenth of its instructions
+        guess = _reciprocal(divisor)
+        reciprocal = guess + guess * (1.0 - divisor * guess)
     return absmax, tl.where(absmax > 0, reciprocal, 0.0)
 
 
@@ -78,31 +83,37 @@ def _to_bf16(p, bits, STOCHASTIC: tl.constexpr):
         word = word + bits
     else:
         word = word + 0x7FFF + ((word >> 16) & 1)
-    return (word & -65536).to(tl.float32, bitcast=True).to(tl.bfloat16)
+    return (word >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
 
 
 # Codes are touched 8 at a time, as bf16 values are (16 bytes): one layout for all, no exchange through shared memory.
 @triton.jit(do_not_specialize=["key0", "key1"], do_not_specialize_on_alignment=["m_codes", "v_codes"])
 def adam8(
-    chunk_member, records, m_codes, v_codes, m_absmax, v_absmax, m_map, v_map, m_table, v_table,
-    grad_scale, m_keep, m_new, v_keep, v_new, m_unit, v_unit, root, eps, decay, rate, key0, key1,
-    M_SHIFT: tl.constexpr, V_SHIFT: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PARAM: tl.constexpr, GRAD: tl.constexpr,
-    STOCHASTIC: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, SHARED_MAPS: tl.constexpr, IEEE: tl.constexpr,
+    chunk_member, records, m_codes, v_codes, m_absmax, v_absmax, maps, m_table, v_table,
+    grad_scale, m_keep, m_new, v_keep, v_new, root, eps, decay, rate, key0, key1,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, PARAM: tl.constexpr, GRAD: tl.constexpr,
+    STOCHASTIC: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, IEEE: tl.constexpr,
 ):  # fmt: skip
     """One step of one chunk with 8-bit states; the scalars come from `_triton_backend.scalars`.
 
-    EVEN: every member is a multiple of CHUNK. ALIGN: bytes that all addresses divide by. SHARED_MAPS: decode through shared memory.
+    `maps`: the signed map, then the unsigned one. EVEN: every member is a multiple of CHUNK. ALIGN: bytes that all addresses divide by.
     """
     BLOCKS: tl.constexpr = CHUNK // BLOCK
     program = tl.program_id(0)
     record = records + tl.load(chunk_member + program).to(tl.int32) * 8
     base = (program - tl.load(record + 2)) * CHUNK
     slot = program + tl.load(record + 3)
+    names = tl.load(record + 5)
+    first = tl.load(record + 6)
     lane = tl.arange(0, CHUNK)
     params = tl.multiple_of(tl.load(record).to(tl.pointer_type(PARAM)) + base, ALIGN) + lane
     grads = tl.multiple_of(tl.load(record + 1).to(tl.pointer_type(GRAD)) + base, ALIGN) + lane
     m_code = tl.multiple_of(m_codes + slot * CHUNK, 8) + lane
     v_code = tl.multiple_of(v_codes + slot * CHUNK, 8) + lane
+    block = slot * BLOCKS + tl.arange(0, BLOCKS)
+    m_scale = tl.load(m_absmax + block)
+    v_scale = tl.load(v_absmax + block)
+    codes = tl.join(tl.load(m_code).to(tl.int32), tl.load(v_code).to(tl.int32) + 256)
     if EVEN:
         g = tl.load(grads).to(tl.float32)
         p = tl.load(params).to(tl.float32)
@@ -110,28 +121,24 @@ def adam8(
         left = (tl.load(record + 4) - base) // 64 * 64  # whole vectors are in or out
         g = tl.load(grads, mask=lane < left, other=0.0).to(tl.float32)
         p = tl.load(params, mask=lane < left, other=0.0).to(tl.float32)
-    m = _decode(tl.load(m_code).to(tl.int32), m_map, SHARED_MAPS)
-    v = _decode(tl.load(v_code).to(tl.int32), v_map, SHARED_MAPS)
-    block = slot * BLOCKS + tl.arange(0, BLOCKS)
-    m_scale = tl.load(m_absmax + block)
-    v_scale = tl.load(v_absmax + block)
+    values = tl.gather(tl.load(maps + tl.arange(0, 512)), tl.reshape(codes, (2 * CHUNK,)), 0)
+    m, v = tl.split(tl.reshape(values, (CHUNK, 2)))
     m = tl.reshape(m, (BLOCKS, BLOCK))
     v = tl.reshape(v, (BLOCKS, BLOCK))
+    g = g * grad_scale
     if IEEE:
-        g = g * grad_scale
         m = tl.reshape(m * m_scale[:, None], (CHUNK,)) * m_keep + g * m_new
         v = tl.reshape(v * v_scale[:, None], (CHUNK,)) * v_keep + (g * v_new) * g
         p = p * decay - tl.div_rn(m, tl.sqrt_rn(v) * root + eps) * rate
-    else:  # in units of m_unit and v_unit, which spares a multiplication each
-        m = tl.reshape(m * (m_scale * m_keep)[:, None], (CHUNK,)) + g
-        v = tl.reshape(v * (v_scale * v_keep)[:, None], (CHUNK,)) + g * g
+    else:
+        m = tl.reshape(m * (m_scale * m_keep)[:, None], (CHUNK,)) + g * m_new
+        v = tl.reshape(v * (v_scale * v_keep)[:, None], (CHUNK,)) + (g * v_new) * g
         p = p * decay - (m * _reciprocal(_sqrt(v) * root + eps)) * rate
 
     if tl.bfloat16 == PARAM:
         bits = tl.zeros((CHUNK,), tl.int32)
         if STOCHASTIC:
-            names = tl.load(record + 5)
-            pair = ((tl.load(record + 6) + base) >> 1).to(tl.uint32) + tl.arange(0, CHUNK // 2).to(tl.uint32)
+            pair = ((first + base) >> 1).to(tl.uint32) + tl.arange(0, CHUNK // 2).to(tl.uint32)
             words = _pair_words(pair, _key(names, key0), _key(names >> 32, key1))
             bits = tl.interleave((words & 0xFFFF).to(tl.int32), (words >> 16).to(tl.int32))
         p = _to_bf16(p, bits, STOCHASTIC)
@@ -142,14 +149,18 @@ def adam8(
 
     m = tl.reshape(m, (BLOCKS, BLOCK))
     v = tl.reshape(v, (BLOCKS, BLOCK))
-    m_scale, m_inverse = _scales(tl.max(tl.abs(m), 1), m_unit, IEEE)
-    v_scale, v_inverse = _scales(tl.max(v, 1), v_unit, IEEE)
+    if IEEE:  # the interpreter has no fast reduction of pairs
+        m_largest, v_largest = tl.max(tl.abs(m), 1), tl.max(v, 1)
+    else:
+        m_largest, v_largest = tl.reduce((tl.abs(m), v), 1, _greater)
+    m_scale, m_inverse = _scales(m_largest, IEEE)
+    v_scale, v_inverse = _scales(v_largest, IEEE)
     tl.store(m_absmax + block, m_scale)
     tl.store(v_absmax + block, v_scale)
     m_bits = tl.reshape(m * m_inverse[:, None], (CHUNK,)).to(tl.int32, bitcast=True)
     v_bits = tl.reshape(v * v_inverse[:, None], (CHUNK,)).to(tl.int32, bitcast=True)
-    tl.store(m_code, _code(m_bits ^ ((m_bits >> 31) & 0x7FFFFFFF), m_table, M_SHIFT))
-    tl.store(v_code, _code(v_bits, v_table, V_SHIFT))
+    tl.store(m_code, _code(m_bits ^ ((m_bits >> 31) & 0x7FFFFFFF), m_table))
+    tl.store(v_code, _code(v_bits, v_table))
 
 
 @triton.jit(do_not_specialize=["key0", "key1"])

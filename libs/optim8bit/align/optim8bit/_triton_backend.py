@@ -20,7 +20,6 @@ from align.optim8bit.quant import OptimizerError
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
 CHUNK32 = 1024
 NORM_UNROLL = 4
-SMALLEST_FAST_SCALE = 1e-6  # below it the fast kernel's units could leave fp32's range
 
 
 @dataclass
@@ -29,8 +28,6 @@ class Tuning:
 
     chunk: int = 2048
     warps: int = 2
-    shared_maps: bool = False
-    maxnreg: int | None = None
 
 
 TUNING = Tuning()
@@ -116,56 +113,46 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def scalars(hyper: Hyper, ieee: bool) -> dict[str, float]:
-    """The kernels' scalars. The fast 8-bit kernel keeps m and v in units of (1 - beta) * scale: see `adam8`."""
-    scale = hyper.grad_scale
-    common = {"grad_scale": scale, "eps": hyper.eps, "decay": hyper.decay}
-    if ieee:
-        return common | {
-            "m_keep": hyper.beta1,
-            "m_new": hyper.one_minus_beta1,
-            "v_keep": hyper.beta2,
-            "v_new": hyper.one_minus_beta2,
-            "m_unit": 1.0,
-            "v_unit": 1.0,
-            "root": hyper.root_bias2,
-            "rate": hyper.step_size,
-        }
-    m_unit, v_unit = hyper.one_minus_beta1 * scale, hyper.one_minus_beta2 * scale * scale
-    return common | {
-        "m_keep": hyper.beta1 / m_unit,
-        "m_new": 1.0,
-        "v_keep": hyper.beta2 / v_unit,
-        "v_new": 1.0,
-        "m_unit": m_unit,
-        "v_unit": v_unit,
-        "root": hyper.root_bias2 * v_unit**0.5,
-        "rate": hyper.step_size * m_unit,
+def scalars(hyper: Hyper) -> dict[str, float]:
+    return {
+        "grad_scale": hyper.grad_scale,
+        "m_keep": hyper.beta1,
+        "m_new": hyper.one_minus_beta1,
+        "v_keep": hyper.beta2,
+        "v_new": hyper.one_minus_beta2,
+        "root": hyper.root_bias2,
+        "eps": hyper.eps,
+        "decay": hyper.decay,
+        "rate": hyper.step_size,
     }
 
 
 @functools.cache
-def code_table(signed: bool, device: torch.device) -> tuple[torch.Tensor, int]:
-    """(table from the entry of +0 on, shift) for `_kernels._code`: an entry for every pattern of a float's bits above `shift`.
+def both_maps(device: torch.device) -> torch.Tensor:
+    """(512,) fp32: the values of the signed map, then those of the unsigned one."""
+    return torch.cat([quant.codebook(signed, device).values for signed in (True, False)])
 
-    A value's bits, for the signed map made monotone (`bits ^ (bits >> 31 & 0x7FFFFFFF)`), are compared with the one threshold that the
-    entry's interval can hold. Entry = low 24 bits of the threshold << 8 | code at the interval's lower edge. There is an entry for
-    every bit pattern, NaN included, so no clamp is needed and nothing is read out of bounds.
+
+@functools.cache
+def code_table(signed: bool, device: torch.device) -> torch.Tensor:
+    """The table of `_kernels._code` from the entry of +0 on: one int32 for each pattern of a float's upper 16 bits.
+
+    A value's bits, for the signed map made monotone (`bits ^ (bits >> 31 & 0x7FFFFFFF)`), lie in an interval of 2**16 patterns that holds
+    one threshold at most. Its entry is the number that makes `bits + entry` carry into the code: (code at the lower edge << 16) + 0xFFFF
+    - (threshold's low 16 bits) - (lower edge), modulo 2**32; the code is then bits 16 to 23 of the sum. There is an entry for every bit
+    pattern, NaN included, so no clamp is needed and nothing is read out of bounds.
     """
-    book = quant.codebook(signed, "cpu")
-    bits = book.bounds.view(torch.int32).long()
+    bounds = quant.codebook(signed, "cpu").bounds.view(torch.int32).long()
     # The code is the number of thresholds below the value. A negative value is at most -bound from -bits - 1 on; there is no -1.
-    thresholds = torch.cat([(-bits[:127] - 2).flip(0), bits]) if signed else bits
-    count = 1 << (31 - book.shift)
-    intervals = torch.arange(-count if signed else 0, count)
-    lower = intervals << book.shift
-    upper = lower + (1 << book.shift) - 1
+    thresholds = torch.cat([(-bounds[:127] - 2).flip(0), bounds]) if signed else bounds
+    lower = torch.arange(-(1 << 15) if signed else 0, 1 << 15) << 16
+    upper = lower + 0xFFFF
     first = torch.searchsorted(thresholds, lower)  # thresholds below the edge: its code
     threshold = thresholds[first.clamp_max(len(thresholds) - 1)]
     inside = (threshold >= lower) & (threshold < upper) & (first < len(thresholds))
-    entry = (torch.where(inside, threshold, upper) & 0xFFFFFF) << 8 | first
-    entry = torch.where(entry >= 1 << 31, entry - (1 << 32), entry).to(torch.int32).to(device)
-    return entry[count:] if signed else entry, book.shift
+    entry = (first << 16) + 0xFFFF - (torch.where(inside, threshold, upper) & 0xFFFF) - lower
+    wrapped = (entry + (1 << 31)) % (1 << 32) - (1 << 31)
+    return wrapped.to(torch.int32).to(device)[1 << 15 if signed else 0 :]
 
 
 def update(bucket: Bucket, prepared: Prepared, hyper: Hyper) -> None:
@@ -173,7 +160,7 @@ def update(bucket: Bucket, prepared: Prepared, hyper: Hyper) -> None:
     launch, grads = prepared.launch, prepared.grads
     if not launch.chunk_member.numel():
         return
-    ieee = hyper.ieee or _interpreted() or hyper.grad_scale < SMALLEST_FAST_SCALE
+    ieee = hyper.ieee or _interpreted()
     keys = {"key0": _noise.as_int32(hyper.words[0]), "key1": _noise.as_int32(hyper.words[1])}
     options = {
         "PARAM": TYPES[bucket.dtype],
@@ -187,18 +174,14 @@ def update(bucket: Bucket, prepared: Prepared, hyper: Hyper) -> None:
     grid = (launch.chunk_member.numel(),)
     with _on(bucket.device):
         if bucket.block:
-            _update8(bucket, launch, grid, scalars(hyper, ieee) | keys | options)
+            _update8(bucket, launch, grid, scalars(hyper) | keys | options)
         else:
-            some = {k: v for k, v in scalars(hyper, True).items() if not k.endswith("unit")}
-            _kernels.adam32[grid](launch.chunk_member, launch.records, bucket.state["m"], bucket.state["v"], **some, **keys, **options)
+            states = bucket.state["m"], bucket.state["v"]
+            _kernels.adam32[grid](launch.chunk_member, launch.records, *states, **scalars(hyper), **keys, **options)
 
 
 def _update8(bucket: Bucket, launch: Launch, grid: tuple[int], arguments: dict[str, Any]) -> None:
     state, device = bucket.state, bucket.device
-    m_map, v_map = (quant.codebook(signed, device).values for signed in (True, False))
-    (m_table, m_shift), (v_table, v_shift) = (code_table(signed, device) for signed in (True, False))
-    if TUNING.maxnreg is not None:
-        arguments["maxnreg"] = TUNING.maxnreg
     _kernels.adam8[grid](
         launch.chunk_member,
         launch.records,
@@ -206,16 +189,12 @@ def _update8(bucket: Bucket, launch: Launch, grid: tuple[int], arguments: dict[s
         state["v_codes"],
         state["m_absmax"],
         state["v_absmax"],
-        m_map,
-        v_map,
-        m_table,
-        v_table,
-        M_SHIFT=m_shift,
-        V_SHIFT=v_shift,
+        both_maps(device),
+        code_table(True, device),
+        code_table(False, device),
         BLOCK=bucket.block,
         EVEN=launch.even,
         ALIGN=16 if launch.aligned else 2,
-        SHARED_MAPS=TUNING.shared_maps,
         num_warps=TUNING.warps * max(1, bucket.granule // 2048),
         **arguments,
     )
