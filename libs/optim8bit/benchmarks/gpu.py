@@ -304,7 +304,14 @@ def sustained(optimizer: AdamW8bit, n: int) -> None:
     if rounds:
         floor = n * 10 / copy_rate() * 1e3
         ms = rounds[-1]
-        row("speed", "fused step, after two seconds without a pause", ms, "ms", None, f"{ms / floor:.3f} x floor; SM clock, power, limit: {answer}")
+        row(
+            "speed",
+            "fused step, after two seconds without a pause",
+            ms,
+            "ms",
+            None,
+            f"{ms / floor:.3f} x floor; SM clock, power, limit: {answer}",
+        )
 
 
 def prepared(optimizer: AdamW8bit) -> list[Any]:
