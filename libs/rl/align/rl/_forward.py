@@ -1,0 +1,119 @@
+"""Forwards over rows of answers, with or without their padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from align.model import Decoder, pick_forward_impl
+from align.objectives import sequence_logprobs
+from align.rl._rollouts import Rollout, answer_mask, as_batch
+
+
+def implementation(forward_impl: str | None, padding_free: bool) -> str:
+    """The name of the attention that `row_hidden` uses."""
+    return forward_impl or pick_forward_impl(packed=padding_free)
+
+
+def row_hidden(model: Any, batch: Mapping[str, Tensor], *, padding_free: bool = False, forward_impl: str | None = None) -> Tensor:
+    """Hidden states of right-padded rows: (B, T, D), or with padding_free those of the real tokens alone, (1, N, D), row after row.
+
+    model: a Decoder, or what is called like one. batch: input_ids (B, T) and lengths (B,).
+    """
+    ids: Tensor = batch["input_ids"]
+    if not padding_free:
+        hidden: Tensor = model(ids, forward_impl=forward_impl)
+        return hidden
+    lengths = batch["lengths"]
+    real = real_tokens(batch)
+    bounds = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=ids.device)
+    torch.cumsum(lengths, 0, out=bounds[1:])
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[real]
+    packed: Tensor = model(
+        ids[real][None], position_ids=positions[None], cu_seqlens=bounds, max_seqlen=int(lengths.max()), forward_impl=forward_impl
+    )
+    return packed
+
+
+def real_tokens(batch: Mapping[str, Tensor]) -> Tensor:
+    """(B, T) bool: what is no padding."""
+    ids = batch["input_ids"]
+    return torch.arange(ids.shape[1], device=ids.device) < batch["lengths"][:, None]
+
+
+def row_logprobs(
+    model: Decoder,
+    batch: Mapping[str, Tensor],
+    mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    padding_free: bool = False,
+    forward_impl: str | None = None,
+) -> Tensor:
+    """(B, T) log-probabilities of the targets at a sampling temperature, 0 where the mask is False: fp32, whole logits never exist.
+
+    The same numbers with and without padding_free, to rounding.
+    """
+    hidden = row_hidden(model, batch, padding_free=padding_free, forward_impl=forward_impl)
+    if temperature != 1.0:
+        hidden = hidden / temperature  # the logits are linear in it
+    if not padding_free:
+        return sequence_logprobs(hidden, model.output_weight, batch["targets"], mask)
+    real = real_tokens(batch)
+    flat = sequence_logprobs(hidden, model.output_weight, batch["targets"][real][None], mask[real][None])
+    return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(real, flat)
+
+
+def to_tensors(batch: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(value).to(device) for name, value in batch.items()}
+
+
+class Scorer:
+    """Asks models about sampled answers, without gradients, a micro-batch at a time in the Trainer's own order and shapes: so what it says
+    of the weights that are trained is, to the bit, what their next forward says.
+    """
+
+    def __init__(
+        self, *, micro_batch: int, pad_id: int, temperature: float = 1.0, padding_free: bool = False, forward_impl: str | None = None,
+        done: Callable[[nn.Module], None] = lambda model: None,
+    ) -> None:  # fmt: skip
+        """done: called with a model after its forwards (`align.train.reshard`, of a sharded one)."""
+        self._micro_batch, self._pad_id, self._temperature, self._done = micro_batch, pad_id, temperature, done
+        self._options: dict[str, Any] = {"padding_free": padding_free, "forward_impl": forward_impl}
+
+    def logprobs(self, model: Decoder, rollouts: Sequence[Rollout]) -> list[list[float]]:
+        """Of every sampled token of every answer, trained or not."""
+        return self._each(
+            model, rollouts, lambda batch, mask: row_logprobs(model, batch, mask, temperature=self._temperature, **self._options)
+        )
+
+    def values(self, model: nn.Module, head: Callable[[Tensor], Tensor], rollouts: Sequence[Rollout]) -> list[list[float]]:
+        """`head(hidden)` (B, T) at the state before every sampled token, of every answer. Rows are padded here."""
+        return self._each(model, rollouts, lambda batch, mask: head(row_hidden(model, batch, forward_impl=self._options["forward_impl"])))
+
+    @torch.no_grad()
+    def _each(
+        self, model: nn.Module, rollouts: Sequence[Rollout], ask: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+    ) -> list[list[float]]:
+        out: list[list[float]] = []
+        device = next(model.parameters()).device
+        for start in range(0, len(rollouts), self._micro_batch):
+            part = rollouts[start : start + self._micro_batch]
+            batch = to_tensors(as_batch(part, pad_id=self._pad_id), device)
+            mask = answer_mask(part, batch["input_ids"].shape[1]).to(device)
+            out += per_answer(ask(batch, mask), mask)
+        self._done(model)
+        return out
+
+
+def per_answer(values: Tensor, mask: Tensor) -> list[list[float]]:
+    """(B, T) to a list of the masked-in numbers of each row."""
+    flat, counts = values[mask].tolist(), mask.sum(1).tolist()
+    out, at = [], 0
+    for count in counts:
+        out.append(flat[at : at + count])
+        at += count
+    return out
