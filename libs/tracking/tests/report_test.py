@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from align.tracking import RunDir, RunDirError, write_report
+from align.tracking import RunDir, RunDirError, write_comparison, write_report
 from align.tracking._series import Series
 from align.tracking._svg import Curve, chart, linear_axis, log_axis, nice_ticks, number
 
@@ -203,3 +203,31 @@ def test_a_run_of_one_evaluation_has_a_table_and_no_curves(tmp_path):
     assert "<h2>Results</h2>" in page and "Before" not in page and "<h2>Curves</h2>" not in page
     assert "<td>accuracy</td><td>0.25</td><td>0.2 – 0.31</td>" in page and "<td>mean tokens</td><td>12.5</td><td></td>" in page
     assert page.count('<p class="prompt">') == 1 and page.count("<pre>") == 3 + 2 and "problem" not in page and "finish" not in page
+
+
+def test_a_comparison_lays_the_runs_over_each_other(tmp_path):
+    for name, rate in (("a", 0.9), ("b", 0.5)):
+        run = RunDir.create(tmp_path / name, config_toml=f'lr = {rate}\nsame = 1\n[model]\npath = "{NASTY.replace(chr(34), "")}{name}"\n', env={})
+        for step in range(1, 60):
+            run.log(step, loss=4.0 * rate**step, lr=1e-3, **({"only_a": step * 1.0} if name == "a" else {}))
+        run.eval(59, accuracy=rate, accuracy_low=rate - 0.1, accuracy_high=min(1.0, rate + 0.1))
+        if name == "a":
+            run.finish("done", stage="sft", steps=59, metrics={"before": {"accuracy": 0.0}, "after": {"accuracy": rate}})
+    page = write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    found = Tags(page).found
+    assert not any(tag in ("script", "iframe", "img") for tag, _ in found)
+    labels = [svg.get("aria-label") for svg in svgs(page)]
+    assert [label.split(" over steps")[0] for label in labels] == ["Loss", "Accuracy"]  # lr is the same in both, only_a in one
+    assert "a from 3.6" in labels[0] and "b from 2" in labels[0]
+    text = re.sub(r"<[^>]+>", "|", page.split("<main>")[1])
+    assert "running or killed" in text and "accuracy, after||0.9||–" in text
+    differs = text.split("Configuration: what differs")[1]
+    assert "lr|||0.9||0.5" in differs and "model.path" in differs and "same" not in differs
+
+
+@pytest.mark.parametrize("wrong", [["a"], ["a", "a"], ["a", "nothing"]])
+def test_a_comparison_names_what_is_wrong(tmp_path, wrong):
+    a_run(tmp_path / "a", steps=3)
+    with pytest.raises(RunDirError, match="name 2 to 12|named twice|nothing: no history.jsonl"):
+        write_comparison([tmp_path / name for name in wrong], tmp_path / "x.html")
+    assert not (tmp_path / "x.html").exists()
