@@ -207,7 +207,8 @@ def test_a_run_of_one_evaluation_has_a_table_and_no_curves(tmp_path):
 
 def test_a_comparison_lays_the_runs_over_each_other(tmp_path):
     for name, rate in (("a", 0.9), ("b", 0.5)):
-        run = RunDir.create(tmp_path / name, config_toml=f'lr = {rate}\nsame = 1\n[model]\npath = "{NASTY.replace(chr(34), "")}{name}"\n', env={})
+        config = f"lr = {rate}\nsame = 1\n[model]\npath = '{NASTY}{name}'\n"
+        run = RunDir.create(tmp_path / name, config_toml=config, env={})
         for step in range(1, 60):
             run.log(step, loss=4.0 * rate**step, lr=1e-3, **({"only_a": step * 1.0} if name == "a" else {}))
         run.eval(59, accuracy=rate, accuracy_low=rate - 0.1, accuracy_high=min(1.0, rate + 0.1))
@@ -228,6 +229,6 @@ def test_a_comparison_lays_the_runs_over_each_other(tmp_path):
 @pytest.mark.parametrize("wrong", [["a"], ["a", "a"], ["a", "nothing"]])
 def test_a_comparison_names_what_is_wrong(tmp_path, wrong):
     a_run(tmp_path / "a", steps=3)
-    with pytest.raises(RunDirError, match="name 2 to 12|named twice|nothing: no history.jsonl"):
+    with pytest.raises(RunDirError, match=r"name 2 to 12|named twice|nothing: no history\.jsonl"):
         write_comparison([tmp_path / name for name in wrong], tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()

@@ -30,8 +30,8 @@ def write_comparison(paths: Sequence[str | Path], target: str | Path) -> Path:
     """Writes one page about 2 to 12 run directories, finished or not; returns `target`.
 
     A chart for each number that two or more runs hold (of history.jsonl, then of eval.jsonl), a table of results before and after, and the
-    configuration fields in which the runs differ. Raises RunDirError: no run in a directory, a directory named twice, too few or too many, or
-    a target that cannot be written.
+    configuration fields in which the runs differ. Raises RunDirError: no run in a directory, a directory named twice, too few or too many,
+    or a target that cannot be written.
     """
     folders = [Path(path) for path in paths]
     if not 2 <= len(folders) <= _MOST:
@@ -88,11 +88,11 @@ def _results(names: Sequence[str], runs: Sequence[_Run], results: Sequence[dict[
 def _curves(title: str, names: Sequence[str], series: Sequence[dict[str, Series]], *, dots: bool) -> str:
     shared = [key for key in dict.fromkeys(k for one in series for k in one) if sum(key in one for one in series) > 1]
     shared = [key for key in shared if not key.endswith(_SKIP) and not key.startswith("total_")]
-    shared.sort(key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST)))
+    shared.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
     figures = []
     for key in shared:
-        curves = [Curve(name, one[key], dots, one.get(f"{key}_low"), one.get(f"{key}_high")) for name, one in zip(names, series, strict=True)
-                  if key in one and one[key].count]  # fmt: skip
+        holders = [(name, one) for name, one in zip(names, series, strict=True) if key in one and one[key].count]
+        curves = [Curve(name, one[key], dots, one.get(f"{key}_low"), one.get(f"{key}_high")) for name, one in holders]
         if len({curve.series.final for curve in curves}) > 1 or any(curve.series.low < curve.series.high for curve in curves):
             figures.append(chart(_words(key).capitalize(), curves, fixed=(0.0, 1.0) if "accuracy" in key else None, exact=key == "lr"))
     return f'<h2>{title}</h2><div class="charts">{"".join(figures)}</div>' if any(figures) else ""
