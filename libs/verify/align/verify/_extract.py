@@ -15,12 +15,16 @@ _TAIL = 4_000  # how far back a bare answer is looked for
 
 _BRACE = re.compile(r"\\.|[{}]", re.S)
 _ONE_TOKEN = re.compile(r"[ \t]*([0-9A-Za-z])")  # TeX: \\boxed 12 boxes the 1
-# Between two boxes that form one list: punctuation, math delimiters, "and", "or", and at most one word before an "and".
-_JOIN = re.compile(r"(?:[\s,;$~&]|\\[\[\]()]|\\[,;:! ]|\\q?quad|\\text\{|\}|(?:[A-Za-z]+ )?and\b|\bor\b)*\Z")
+# Between two boxes that form one list: punctuation, math delimiters, "and", "or", at most one word before an "and", the name of a value.
+_JOIN = re.compile(
+    r"(?:[\s,;$~&]|[A-Za-z](?:_\{?[0-9A-Za-z]\}?)? ?=|\\[\[\]()]|\\[,;:! ]|\\q?quad|\\text\{|\}|(?:[A-Za-z]+ )?and\b|\bor\b)*\Z"
+)
 _FINAL = re.compile(r"final[ \t]+answer", re.I)
-_WEAK = re.compile(r"\banswer(?:[ \t]+is\b|[ \t]*:)|\banswer(?=[ \t]*(?:\$|\\[(\[]))|^A:", re.I | re.M)
+_WEAK = re.compile(
+    r"\b(?:correct )?(?:option|choice)[ \t]+is\b|\banswer(?:[ \t]+is\b|[ \t]*:)|\banswer(?=[ \t]*(?:\$|\\[(\[]))|^A:", re.I | re.M
+)
 _LEAD = re.compile(r"(?:[\s*:_\"'#]|\\\"|(?:the|my|our|so|final|correct|answer|is|should|be)\b(?![ \t]*=))*", re.I)
-_STOP = re.compile(r"I hope|<\||</s>|\n[ \t]*\n")
+_STOP = re.compile(r"I hope|<\||</s>|\n[ \t]*\n|(?<=[0-9})$\]*])\.[ \n]+(?=[A-Z(])")
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.,\\])[-+]?\$?(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?:/[0-9]+)?(?:\\?%)?"
 )
@@ -212,8 +216,8 @@ def _of_sentence(tail: str) -> str:
     if because and because.start():
         tail = tail[: because.start()]
     tail = tail.strip().rstrip('*" \\')
-    if tail.endswith("."):
-        tail = tail[:-1].rstrip()
+    if tail.endswith(".") and not tail.endswith(".."):
+        tail = tail[:-1].rstrip('*" \\')
     choice = _CHOICE.match(tail)
     if choice:
         return choice.group(1)

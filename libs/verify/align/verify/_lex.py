@@ -122,8 +122,9 @@ _GROUPS = re.compile(r"[0-9]{1,3}(?:(,|\{,\}|,\\! ?|\\,|\\;|\\ )[0-9]{3})(?:\1[0
 _GROUPS_SPACE = re.compile(r"[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _RUN = re.compile(r"[0-9]+(?:(?:,|\{,\}|,\\! ?|\\,|\\;|\\ | )[0-9]+){0,40}(?:\.[0-9]+)?")
 _BRACE = re.compile(r"\\.|[{}]", re.S)
-_FUNCTIONS = frozenset(["lcm", "gcd", "sin", "cos", "tan", "log", "ln", "arcsin", "arccos", "arctan", "lg", "max"])  # as text; min is a minute
-_UNIT = re.compile(r"[A-Za-z]{1,12}(?:\^\{?-?[0-9]\}?)?(?:(?: */ *| *\\cdot *| )[A-Za-z]{1,12}(?:\^\{?-?[0-9]\}?)?){1,3}|[A-Za-z]{1,12}\^\{?-?[0-9]\}?")
+_FUNCTIONS = frozenset(["lcm", "gcd", "sin", "cos", "tan", "log", "ln", "arcsin", "arccos", "arctan", "lg", "max"])  # min is a minute
+_ONE_UNIT = r"[A-Za-z]{1,12}(?:\^\{?-?[0-9]\}?)?"
+_UNIT = re.compile(rf"{_ONE_UNIT}(?:(?: */ *| *\\cdot *| ){_ONE_UNIT}){{1,3}}|[A-Za-z]{{1,12}}\^\{{?-?[0-9]\}}?")
 
 
 class Token:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from align.verify import _names as names
 from align.verify import _tree as tree
@@ -15,6 +16,7 @@ from align.verify._values import Value, number_set, of_node
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
+    from align.verify._tree import Node
     from align.verify._values import Read
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
@@ -350,11 +352,22 @@ def _equation(sides: list[Value], unit: Read) -> Value:
     """An equation; with a name on the left that does not recur on the right, an assignment of the right side."""
     last, name = sides[-1], _name(sides[0])
     nodes = tuple(side.node if side.node is not None else side for side in sides)
+    if len(sides) > 2 or all(side.kind == "number" for side in sides):  # P = 3/4 = 75%: the sign counts where sides stand beside each other
+        nodes = tuple(_without_percent(side) if side.node is not None else side for side in sides)
     if name and not _recurs(sides[0], last):
         value = Value(last.kind, last.node, last.items, last.info, name, last.unit or unit)
         value.sides = nodes
         return value
+    if all(side.kind == "number" for side in sides) and len(set(nodes)) > 1:  # 3/4 = 0.75, not 5 = 5: forms of one value, if they agree
+        exact = next((side for side in sides if side.node[0] != "d"), last)
+        value = Value("number", exact.node, unit=exact.unit or unit)
+        value.sides = (tree.ZERO, *nodes)
+        return value
     return Value("equation", items=nodes)
+
+
+def _without_percent(side: Value) -> Node:
+    return tree.mul(side.node, ("q", Fraction(1, 100))) if side.unit == units.PERCENT else side.node
 
 
 def _name(side: Value) -> str | None:
