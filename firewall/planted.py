@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ["WORKSPACE", "deps.bzl", ".bazelrc", ".bazelversion", "bazelw", "tools/bazel", "tools/py", "third_party", "pyproject.toml"]
+COPIED = ["WORKSPACE", "deps.bzl", "libraries.bzl", ".bazelrc", ".bazelversion", "bazelw", "tools/bazel", "tools/py", "third_party", "pyproject.toml"]
 
 LIBRARY = """load("@align_py//:defs.bzl", "py_library")
 
@@ -102,7 +102,7 @@ def main(options: list[str]) -> int:
         bazel = [tree / "bazelw", f"--output_base={base}"]
         quiet = ["--symlink_prefix=/", "--noshow_progress", "--curses=no", *options]
         said = run(tree, *bazel, "build", "--keep_going", *quiet, "//libs/...")
-        sources = run(tree, *bazel, "query", *quiet[1:3], "labels(srcs, //libs/...)")
+        sources = run(tree, *bazel, "query", *quiet[1:3], 'labels(srcs, kind("py_", //libs/...))')
         for path, text, _ in IN_TREE:
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).write_text(text)

@@ -105,18 +105,18 @@ def _tags(root: Path, path: str) -> Iterator[str]:
 
 
 def _lists(root: Path) -> Iterator[str]:
-    """pyproject.toml and the root BUILD name exactly the libraries on disk."""
+    """pyproject.toml and libraries.bzl name exactly the libraries on disk."""
     libraries = sorted(path.parent.name for path in root.glob("libs/*/BUILD"))
     paths = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]["pythonpath"]
     if sorted(p.removeprefix("libs/") for p in paths if re.fullmatch(r"libs/\w+", p)) != libraries:
         yield f"pyproject.toml:1: pythonpath is not libs/* = {libraries}"
-    aliases = re.findall(r'^    "(\w+)",$', (root / "BUILD").read_text(encoding="utf-8"), re.MULTILINE)
-    if sorted(aliases) != libraries:
-        yield f"BUILD:1: the aliases are not libs/* = {libraries}"
+    listed = re.findall(r'^    "(\w+)",$', (root / "libraries.bzl").read_text(encoding="utf-8"), re.MULTILINE)
+    if listed != libraries:
+        yield f"libraries.bzl:1: the list is not libs/*, sorted = {libraries}"
 
 
 def orphans(root: Path, labels: list[str]) -> list[str]:
-    """Python files that are in no target; `labels` come from bazel query 'labels(srcs, //...)'."""
+    """Python files that are in no target; `labels` come from bazel query 'labels(srcs, kind(py_, //...))'."""
     known = {label.removeprefix("//").replace(":", "/").lstrip("/") for label in labels if label.startswith("//")}
     python = [p for p in _files(root) if p.endswith(".py") and not p.startswith(NO_TARGET)]
     return [f"{p}:1: is in no target; add it to srcs, or remove it" for p in python if p not in known]

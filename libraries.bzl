@@ -1,0 +1,21 @@
+"""The libraries: one list for the aliases, the firewall, the wheels and the reuse tests. tools/py/scan.py compares it with libs/*."""
+
+LIBRARIES = [
+    "checkpoint",
+    "config",
+    "data",
+    "evals",
+    "guard",
+    "ingest",
+    "kernels",
+    "lean",
+    "model",
+    "objectives",
+    "optim8bit",
+    "rl",
+    "rollout",
+    "tokenizer",
+    "tracking",
+    "train",
+    "verify",
+]
