@@ -44,6 +44,18 @@ class JudgeSection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How an answer is drawn."""
+
+    temperature: Annotated[float, "0: the most likely token each time"] = 0.7
+    top_p: Annotated[float, "smallest set of tokens of this probability"] = 0.95
+    top_k: Annotated[int, "so many likeliest tokens; 0: all"] = 0
+    min_p: Annotated[float, "tokens of at least this share of the likeliest one's probability"] = 0.0
+    max_new_tokens: Annotated[int, "longest answer"] = 512
+    stop: Annotated[list[str], "texts that end an answer, beside the tokenizer's end token"] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GuardSection:
     """What is checked before a run starts."""
 

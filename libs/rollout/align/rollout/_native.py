@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -51,6 +51,7 @@ class NativeSampler:
         stop_strings: Sequence[str] = (),
         tokenizer: Tokenizer | None = None,
         seeds: Sequence[int] | None = None,
+        on_token: Callable[[int, int], None] | None = None,
     ) -> list[Sample]:
         """n samples for each prompt, prompt by prompt: the samples of prompt i are items i * n to (i + 1) * n - 1.
 
@@ -60,6 +61,8 @@ class NativeSampler:
         stop_strings: a sample ends with the token that completes one of them in its decoded text; they need the tokenizer.
         seeds: one integer a prompt; sample j of it depends on (seed, j), so a larger n adds samples and changes none. None: drawn from
         torch's default generator.
+        on_token: called with a sample's index in the result and its next token as they are drawn, for streaming; what it raises ends
+        the call.
 
         Raises:
             RolloutError: a parameter out of its range, an empty prompt, an id outside the vocabulary, a prompt that fills the model's
@@ -89,7 +92,7 @@ class NativeSampler:
         requests = [Request(prompt, seed, min(max_new_tokens, window - len(prompt))) for prompt, seed in zip(prompts, seeds, strict=True)]
         stops = [*self._eos_ids, *_checked_ids(stop_ids, vocab_size, "stop_ids")]
         watch = partial(StopStrings, list(stop_strings), tokenizer) if stop_strings and tokenizer else None
-        run = Run(self._model, requests, n, params, self._max_batch, stops, watch)
+        run = Run(self._model, requests, n, params, self._max_batch, stops, watch, on_token)
         return run.samples(self.weights_version)
 
 

@@ -45,6 +45,7 @@ class Run:
         max_batch: int,
         stop_ids: list[int],
         watch: Callable[[list[int]], StopStrings] | None,
+        on_token: Callable[[int, int], None] | None = None,
     ) -> None:
         device, vocab_size = model.output_weight.device, model.config.vocab_size
         self._model, self._requests, self._n, self._params = model, requests, n, params
@@ -55,6 +56,7 @@ class Run:
         self._stop_table = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._stop_table[stop_ids] = True
         self._watch = watch  # None without stop strings
+        self._on_token = on_token
         self._watchers: list[StopStrings] = []  # then one a running row
         self._owners: list[tuple[int, int]] = []  # one a running row: its sample, the step at which it entered
         # Results of sample s: cells s * width .. s * width + length - 1.
@@ -143,6 +145,9 @@ class Run:
         self._raw_logprobs.index_copy_(0, cell, raw_logprobs)
         state[_TOKEN] = tokens
         state[_POSITION : _CELL + 1].add_(1)
+        if self._on_token:
+            for (sample, _), token in zip(self._owners[first:], tokens.tolist(), strict=True):
+                self._on_token(sample, token)
         stopped = self._stop_table.index_select(0, tokens)
         if self._watch:
             hits = [watcher.push(token) for watcher, token in zip(self._watchers[first:], tokens.tolist(), strict=True)]

@@ -1,0 +1,145 @@
+"""chat and generate as a person uses them, on the checked-in checkpoint."""
+
+import io
+import json
+from pathlib import Path
+
+import chat as chat_stage
+import generate as generate_stage
+import pytest
+from _common import Sampling, run_stage
+
+from align.data import arithmetic_rows
+from align.model import load
+from align.rollout import NativeSampler
+from align.tokenizer import Tokenizer
+
+STAGES = Path(chat_stage.__file__).parent
+CHECKPOINT = STAGES / "assets/arithmetic_sft"
+
+
+@pytest.fixture(scope="module")
+def parts():
+    tokenizer = Tokenizer.load(CHECKPOINT)
+    return NativeSampler(load(CHECKPOINT), eos_ids=[tokenizer.eos_id], max_batch=8), tokenizer
+
+
+def talk(parts, lines, *, templated=False, **sampling):
+    config = chat_stage.ChatConfig(sampling=Sampling(temperature=0, max_new_tokens=40, **sampling))
+    conversation = chat_stage.Conversation(*parts, config, templated=templated)
+    out = io.StringIO()
+    chat_stage.converse(conversation, io.StringIO(lines), out)
+    return out.getvalue(), conversation
+
+
+def greedy(parts, prompt):
+    sampler, tokenizer = parts
+    ids = tokenizer.encode(prompt, add_special_tokens=True)
+    ids = ids[:-1] if ids[-1] == tokenizer.eos_id else ids
+    (sample,) = sampler.generate([ids], max_new_tokens=40, temperature=0)
+    return tokenizer.decode(sample.ids, skip_special=True)
+
+
+def test_an_answer_is_the_samplers_and_commands_are_obeyed(parts):
+    prompt = arithmetic_rows(1, seed=1, held_out=True)[0]["prompt"]
+    said, _ = talk(parts, f"{prompt}\n/retry\n/nonsense\n/system be kind\n/quit\n{prompt}\n")
+    lines = said.splitlines()
+    assert lines[0] == lines[1] == greedy(parts, prompt)
+    assert lines[2].startswith("/nonsense is no command") and "no chat template" in lines[3] and len(lines) == 4
+
+
+def test_a_line_goes_on_after_a_backslash(parts):
+    said, conversation = talk(parts, "Leo has 19 coins.\\\n Leo gets 4 more. How many coins now?\n")
+    assert conversation.asked == "Leo has 19 coins.\n Leo gets 4 more. How many coins now?" and said.strip()
+
+
+def test_pieces_are_shown_as_they_come_and_an_interrupt_keeps_them(parts):
+    sampler, tokenizer = parts
+    conversation = chat_stage.Conversation(sampler, tokenizer, chat_stage.ChatConfig(sampling=Sampling(temperature=0)), templated=False)
+    shown = []
+
+    def show(piece):
+        shown.append(piece)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    answer = conversation.ask("Leo has 19 coins. Leo gets 4 more. How many coins now?", show)
+    assert " [stopped]" in shown and answer == "".join(piece for piece in shown if piece != " [stopped]")
+    assert greedy(parts, "Leo has 19 coins. Leo gets 4 more. How many coins now?").startswith(answer) and answer
+
+
+def test_a_stop_text_ends_the_answer(parts):
+    said, _ = talk(parts, "Leo has 19 coins. Leo gets 4 more. How many coins now?\n", stop=["="])
+    assert said.strip().endswith("=") and said.count("=") == 1
+
+
+def test_the_conversation_is_what_the_template_gets(parts, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        chat_stage, "encode_prompt", lambda tokenizer, row: asked.append(row["messages"]) or tokenizer.encode("Leo has 19 coins.")
+    )
+    _, conversation = talk(parts, "one\ntwo\n/retry\n/system be brief\nthree\n/reset\nfour\n", templated=True)
+    users = [[m["content"] for m in messages if m["role"] == "user"] for messages in asked]
+    assert users == [["one"], ["one", "two"], ["one", "two"], ["three"], ["four"]]
+    assert [messages[0]["role"] for messages in asked] == ["user", "user", "user", "system", "system"]
+    assert [m["role"] for m in conversation.messages] == ["user", "assistant"]
+
+
+def test_what_chat_refuses(capsys):
+    assert run_stage("chat", chat_stage.ChatConfig, chat_stage.chat, "", ["template=true"]) == 2
+    assert "has no chat template" in capsys.readouterr().err
+    assert run_stage("chat", chat_stage.ChatConfig, chat_stage.chat, "", ["system=x"]) == 2
+    assert run_stage("chat", chat_stage.ChatConfig, chat_stage.chat, "", ["--resume"]) == 2
+
+
+def generate(*arguments):
+    return run_stage("generate", generate_stage.GenerateConfig, generate_stage.generate, "", list(map(str, arguments)))
+
+
+@pytest.fixture()
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = arithmetic_rows(7, seed=3, held_out=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path, rows
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_generate_keeps_the_rows_and_a_batch_changes_nothing(prompts, tmp_path):
+    path, rows = prompts
+    options = [f"input={path}", "samples=2", "sampling.temperature=1", "logprobs=true", "seed=5"]
+    assert generate(*options) == 0 and generate(*options, "batch=3", f"output={tmp_path / 'other.jsonl'}") == 0
+    made = read(tmp_path / "prompts.samples.jsonl")
+    for one, other in zip(made, read(tmp_path / "other.jsonl"), strict=True):
+        assert [s["ids"] for s in one["samples"]] == [s["ids"] for s in other["samples"]]
+    assert [{k: v for k, v in row.items() if k != "samples"} for row in made] == rows
+    assert all(len(s["ids"]) == s["tokens"] == len(s["logprobs"]) == len(s["raw_logprobs"]) for row in made for s in row["samples"])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_resume_after_a_torn_write_ends_in_the_same_file(prompts, tmp_path, share):
+    path, _ = prompts
+    target = tmp_path / "prompts.samples.jsonl"
+    options = [f"input={path}", "sampling.temperature=1", "batch=2"]
+    assert generate(*options) == 0
+    whole = target.read_bytes()
+    target.write_bytes(whole[: int(len(whole) * share)])
+    assert generate(*options, "--resume") == 0 and target.read_bytes() == whole
+
+
+def test_what_generate_refuses(prompts, tmp_path, capsys):
+    path, _ = prompts
+    target = tmp_path / "prompts.samples.jsonl"
+    assert generate(f"input={path}", "--dry-run") == 0 and not target.exists()
+    target.write_text('{"prompt": "another", "samples": []}\n')
+    assert generate(f"input={path}") == 2 and "exists; name another output=" in capsys.readouterr().err
+    assert generate(f"input={path}", "--resume") == 2 and "samples.jsonl:1 is not about row 1" in capsys.readouterr().err
+    for text, wanted in (('{"prompt": 3}', 'object with "prompt"'), ("{", "not JSON"), ("[]", 'object with "prompt"')):
+        (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n' + text + "\n")
+        assert generate(f"input={tmp_path / 'bad.jsonl'}") == 2
+        message = capsys.readouterr().err
+        assert "bad.jsonl:2: " in message and wanted in message
+    assert generate(f"input={path}", "system=x") == 2 and "without chat=true" in capsys.readouterr().err
