@@ -1,20 +1,23 @@
 """Rates of align.data on one core, as a table. Run: python3 libs/data/benchmarks/data_bench.py [directory for 1 GB of scratch files]
 
-CPU seconds of this process, one run; the streaming rate is told as a share of `json.loads` over the same lines in the same run.
+CPU seconds of one process, one run; the streaming rate is told as a share of that of `cat file | python json.loads` over the same lines.
 """
 
 import json
-import resource
+import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from align.data import Cursor, Encoded, Example, Loader, bundled, efficiency, gsm8k_rows, open_shards, pack, stream_rows
-from align.data._shards import CHUNK, write_manifest
+from align.data import Cursor, Encoded, Example, Loader, Shards, bundled, efficiency, gsm8k_rows, open_shards, pack
+from align.data._shards import CHUNK, write_manifest, write_shard
 
 LENGTHS = np.load(Path(__file__).parent.parent / "tests" / "data" / "gsm8k_chat_lengths.npy")
 
@@ -22,30 +25,37 @@ LENGTHS = np.load(Path(__file__).parent.parent / "tests" / "data" / "gsm8k_chat_
 def main() -> None:
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as scratch:
         print("| what | figure |\n|---|---|")
-        for what, figure in (streaming(Path(scratch)), opening(Path(scratch)), packing(), loading(True), loading(False)):
+        folders = [Path(scratch, name) for name in ("rows", "sparse", "shards")]
+        for folder in folders:
+            folder.mkdir()
+        loaders = (loading(packed, folder) for packed in (True, False) for folder in (None, folders[2]))
+        for what, figure in chain([streaming(folders[0]), opening(folders[1]), packing()], loaders):
             print(f"| {what} | {figure} |")
 
 
 def streaming(scratch: Path) -> tuple[str, str]:
+    """Each in a process of its own: its CPU seconds and, of ours, the most memory that it held."""
     path = scratch / "rows.jsonl"
     lines = "".join(json.dumps({"prompt": r["prompt"], "completion": r["completion"]}) + "\n" for r in gsm8k_rows(bundled("gsm8k_train")))
     with open(path, "w", encoding="utf-8") as file:
         for _ in range(10**9 // len(lines) + 1):
             file.write(lines)
-    began = time.process_time()
-    with open(path, "rb") as file:
-        for line in file:
-            json.loads(line)
-    plain, began = time.process_time() - began, time.process_time()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in stream_rows(path):
-        pass
-    ours = time.process_time() - began
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as cat:
+        plain, _ = spent("import json, sys\nfor line in sys.stdin.buffer: json.loads(line)", stdin=cat.stdout)
+    ours, held = spent(f"from align.data import stream_rows\nfor _ in stream_rows({str(path)!r}): pass")
     size = path.stat().st_size / 1e6
     path.unlink()
-    figure = f"{size / ours:.0f} MB/s, {plain / ours:.0%} of json.loads; {grown:.0f} MiB more memory"
+    figure = f"{size / ours:.0f} MB/s, {plain / ours:.0%} of the rate of `cat` into json.loads; {held} MiB"
     return f"`stream_rows`, {size:.0f} MB of JSON Lines", figure
+
+
+def spent(program: str, *, stdin: IO[bytes] | None = None) -> tuple[float, int]:
+    """CPU seconds and peak memory in MiB of a Python program."""
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=stdin)
+    _, code, usage = os.wait4(process.pid, 0)
+    if code:
+        raise SystemExit(f"a measured program ended with {code}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss >> 10
 
 
 def opening(scratch: Path) -> tuple[str, str]:
@@ -73,13 +83,20 @@ def packing() -> tuple[str, str]:
     return "`pack`, GSM8K chat rows into rows of 2048", figure
 
 
-def loading(packed: bool) -> tuple[str, str]:
+def loading(packed: bool, scratch: Path | None = None) -> tuple[str, str]:
+    """From memory, or from shards on disk (their digests are then checked while they are read)."""
     examples = [Example(np.zeros(length, np.int32), np.ones(length, np.bool_)) for length in LENGTHS]
-    encoded = Encoded(examples, len(examples), Counter(), 0, int(LENGTHS.sum()), int(LENGTHS.sum()) - len(examples), "gsm8k")
-    loader = Loader(encoded, global_batch=16, micro_batch=4, max_length=2048, packing=packed, seed=0)
+    tokens = int(LENGTHS.sum())
+    source: Encoded | Shards = Encoded(examples, len(examples), Counter(), 0, tokens, tokens - len(examples), "gsm8k")
+    if scratch is not None:
+        entries = [write_shard(scratch, index, examples[index * 1024 : index * 1024 + 1024], {}) for index in range(8)]
+        write_manifest(scratch, {}, {}, entries)
+        source = open_shards(scratch)
+    loader = Loader(source, global_batch=16, micro_batch=4, max_length=2048, packing=packed, seed=0)
     began = time.process_time()
     tokens = sum(loader.next_step().tokens for _ in range(100 if packed else 400))
-    return f"`Loader`, packing={packed}, global_batch 16", f"{tokens / (time.process_time() - began) / 1e6:.1f}e6 tokens/s"
+    figure = f"{tokens / (time.process_time() - began) / 1e6:.1f}e6 tokens/s"
+    return f"`Loader`, packing={packed}, global_batch 16, from {'memory' if scratch is None else 'shards'}", figure
 
 
 if __name__ == "__main__":
