@@ -156,8 +156,11 @@ def judged_rows(section: JudgeSection, *, chat: bool, system: str | None) -> lis
 
 
 def judge(model: Decoder, tokenizer: Tokenizer, rows: Sequence[dict[str, Any]], section: JudgeSection, *, seed: int,
-          progress: Callable[[int, int], None] | None = None) -> EvalResult:  # fmt: skip
-    """Samples an answer (or several) to each row and has align.verify judge them; `by_group` counts by a row's level, where it has one."""
+          progress: Callable[[int, int], None] | None = None, **resumed: Any) -> EvalResult:  # fmt: skip
+    """Samples an answer (or several) to each row and has align.verify judge them; `by_group` counts by a row's level, where it has one.
+
+    `resumed`: done and keep of `align.evals.accuracy`.
+    """
     eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
     sampler = NativeSampler(model, eos_ids=eos, max_batch=section.batch)
     return accuracy(
@@ -170,6 +173,7 @@ def judge(model: Decoder, tokenizer: Tokenizer, rows: Sequence[dict[str, Any]], 
         seed=seed,
         mode="marked",
         progress=progress,
+        **resumed,
     )
 
 

@@ -1,12 +1,18 @@
-"""Judges a checkpoint on problems with answers: greedy or sampled accuracy, each answer's verdict, pass@k."""
+"""Judges a checkpoint on problems with answers: greedy or sampled accuracy, each answer's verdict, pass@k; or by the likeliest choice.
 
+Two results on the same problems: ./bazelw run //stages:evaluate -- --compare A B (run directories or items.jsonl files).
+"""
+
+import hashlib
 import json
+import os
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
 from _common import (
@@ -24,10 +30,14 @@ from _common import (
     say,
 )
 
-from align.config import ConfigError, Invocation, caller_path, dumps, workspace_root
-from align.evals import EvalError, write_items
-from align.model import load_config
+from align.config import ConfigError, Invocation, caller_path, dumps, load, workspace_root
+from align.evals import EvalError, EvalResult, Item, choice_accuracy, choice_rows, compare, read_items, write_items
+from align.model import Decoder, load_config
+from align.objectives import sequence_logprobs
+from align.tokenizer import Tokenizer
 from align.tracking import Progress, RunDir, environment
+
+MAY_CHANGE = ("run_dir", "threads", "show", "eval.batch", "model.path", "model.device")  # on a resume; the weights are compared by bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +60,21 @@ class EvaluateConfig:
     eval: JudgeSection = field(default_factory=JudgeSection)
     chat: Annotated[bool, "ask through the model's chat template"] = False
     system: Annotated[str | None, "system message, with chat"] = None
+    choices: Annotated[bool, "eval.source is a JSONL file of {prompt, choices, answer}: the likeliest choice is the model's answer"] = False
+    normalise: Annotated[
+        Literal["none", "tokens", "characters"], "with choices: what a log-likelihood is divided by before it is compared"
+    ] = "characters"
     show: Annotated[int, "sample answers printed at the end"] = 3
 
 
 def evaluate(call: Invocation[EvaluateConfig]) -> int:
     started, config = time.perf_counter(), call.config
-    if call.resume or call.allow_change:
-        raise ConfigError("evaluate has nothing to resume; start it anew")
+    if call.allow_change:
+        raise ConfigError(f"evaluate has no --allow-change; on a resume {', '.join(MAY_CHANGE)} may differ")
+    if call.resume and config.choices:
+        raise ConfigError("with choices=true there is nothing to resume; start it anew")
+    if call.resume and config.run_dir is None:
+        raise ConfigError("--resume needs run_dir=, the directory of the evaluation that stopped")
     if config.threads:
         torch.set_num_threads(config.threads)
     if config.eval.temperature == 0 and config.eval.samples > 1:
@@ -67,37 +85,60 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
     model_config = load_config(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
-    rows = judged_rows(config.eval, chat=config.chat, system=config.system)
+    rows = choosing_rows(config) if config.choices else judged_rows(config.eval, chat=config.chat, system=config.system)
     how = "greedy" if config.eval.temperature == 0 else f"{config.eval.samples} samples at temperature {config.eval.temperature:g}"
-    say(f"model    {directory}\nproblems {len(rows)} of {config.eval.source}, {how}")
+    say(f"model    {directory}\nproblems {len(rows)} of {config.eval.source}, {'by the likeliest choice' if config.choices else how}")
     if call.dry_run:
         say("dry run: nothing was written")
         return 0
     device = pick_device(config.model, model_config)
+    weights = weights_digest(directory)
+    folder = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("evaluate-%Y%m%d-%H%M%S")
+    if call.resume:
+        refuse_other(folder, config, weights)
     model = build_model(config.model, directory, model_config, config.seed, device).eval()
-    run = RunDir.create(
-        caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("evaluate-%Y%m%d-%H%M%S"),
-        config_toml=dumps(config),
-        env=environment({"threads": torch.get_num_threads(), "device": str(device)}),
-    )
+    env = environment({"threads": torch.get_num_threads(), "device": str(device), "weights": weights})
+    run = RunDir.create(folder, config_toml=dumps(config), env=env, resume_step=-1 if call.resume else None)
 
-    # Judge.
+    # Judge. What is judged is kept at once, so that a resume asks only the rest.
+    partial = run.path / "items.partial.jsonl"
+    done = whole_items(partial) if call.resume else []
+    if done:
+        say(f"resumed  {len(done)} answers are there")
     progress = Progress(len(rows), every=256, stream=sys.stderr)
 
-    def told(done: int, total: int) -> None:
+    def told(count: int, total: int) -> None:
         run.alive()
-        progress.update(done)
+        progress.update(count)
 
-    judged = judge(model, tokenizer, rows, config.eval, seed=config.seed, progress=told)
+    if config.choices:
+        judged = choice_accuracy(scorer(model, tokenizer), tokenizer, rows, normalise=config.normalise, progress=told)
+    else:
+        with partial.open("a", encoding="utf-8") as file:
+
+            def keep(items: list[Item]) -> None:
+                file.writelines(json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items)
+                file.flush()
+                os.fsync(file.fileno())
+
+            judged = judge(model, tokenizer, rows, config.eval, seed=config.seed, progress=told, done=done, keep=keep)
 
     # Report.
     write_items(run.path / "items.jsonl", judged.items)
+    partial.unlink(missing_ok=True)
+    report(run, judged, config, directory, started)
+    return 0
+
+
+def report(run: RunDir, judged: EvalResult, config: EvaluateConfig, directory: Path, started: float) -> None:
     numbers = {"accuracy": judged.accuracy, **accuracies(judged), "truncated": judged.truncated, "mean_tokens": judged.mean_tokens}
     low, high = judged.interval.low, judged.interval.high
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if 1 < k <= config.eval.samples]
-    passes = {f"pass_at_{k}": judged.pass_at_k(k).value for k in ks}
-    run.log(0, **numbers, **passes)
-    run.eval(0, **numbers, accuracy_low=low, accuracy_high=high, **passes)
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if 1 < k <= config.eval.samples and not config.choices]
+    passes = {f"pass_at_{k}": judged.pass_at_k(k) for k in ks}
+    intervals = {f"{name}_{end}": getattr(value, end) for name, value in passes.items() for end in ("low", "high")}
+    values = {**numbers, **{name: value.value for name, value in passes.items()}}
+    run.log(0, **values)
+    run.eval(0, **values, **intervals, accuracy_low=low, accuracy_high=high)
     for item in judged.items[: config.show]:
         run.sample(
             0, prompt=item.prompt, output=item.output, answer=item.gold, parsed=item.answer, correct=item.correct, reason=item.reason
@@ -107,18 +148,117 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
         stage="evaluate",
         steps=0,
         checkpoint=str(directory),
-        metrics={"after": {**numbers, **passes}},
+        metrics={"after": values},
         unreadable=judged.unreadable,
         wall_s=time.perf_counter() - started,
     )
-    for name, value in {**numbers, **passes}.items():
-        say(f"  {name:<16} {value:8.3f}" + (f"   95 % interval {low:.3f} to {high:.3f}" if name == "accuracy" else ""))
+    told = {"accuracy": (low, high)} | {name: (value.low, value.high) for name, value in passes.items()}
+    for name, value in values.items():
+        interval = f"   95 % interval {told[name][0]:.3f} to {told[name][1]:.3f}" if name in told else ""
+        say(f"  {name:<16} {value:8.3f}{interval}")
     say("  verdicts         " + json.dumps(dict(Counter(item.reason for item in judged.items).most_common())))
     for item in judged.items[: config.show]:
         say(f"\n  {item.prompt}\n  -> {item.output}   [{'right' if item.correct else f'wrong ({item.reason}), wanted {item.gold}'}]")
     say(f"\nitems    {run.path / 'items.jsonl'}\nreport   {run.path / 'report.html'}")
+
+
+def choosing_rows(config: EvaluateConfig) -> list[dict[str, Any]]:
+    rows = choice_rows(caller_path(config.eval.source))[: config.eval.problems]
+    if not config.chat:
+        return rows
+    opening = [{"role": "system", "content": config.system}] if config.system is not None else []
+    return [row if "messages" in row else {**row, "messages": [*opening, {"role": "user", "content": row["prompt"]}]} for row in rows]
+
+
+def scorer(model: Decoder, tokenizer: Tokenizer) -> Any:
+    """Summed log-probabilities of continuations, 32 a forward, rows of like length together."""
+    device, pad = model.output_weight.device, tokenizer.pad_id or 0
+
+    @torch.inference_mode()
+    def score(prompts: Sequence[list[int]], continuations: Sequence[list[int]]) -> list[float]:
+        sums = [0.0] * len(prompts)
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]) + len(continuations[i]))
+        for start in range(0, len(order), 32):
+            some = order[start : start + 32]
+            longest = max(len(prompts[i]) + len(continuations[i]) for i in some)
+            ids = torch.full((len(some), longest), pad, dtype=torch.int64)
+            mask = torch.zeros((len(some), longest), dtype=torch.bool)
+            for row, i in enumerate(some):
+                whole, begin = [*prompts[i], *continuations[i]], len(prompts[i])
+                ids[row, : len(whole)] = torch.tensor(whole)
+                mask[row, begin : len(whole)] = True
+            ids, mask = ids.to(device), mask.to(device)
+            logprobs = sequence_logprobs(model(ids[:, :-1]), model.output_weight, ids[:, 1:], mask[:, 1:])
+            for i, value in zip(some, logprobs.double().sum(1).tolist(), strict=True):
+                sums[i] = value
+        return sums
+
+    return score
+
+
+def weights_digest(directory: Path) -> str:
+    """sha256 of the weight files."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def refuse_other(folder: Path, config: EvaluateConfig, weights: str) -> None:
+    """A resume goes on with the same weights, rows and settings, or not at all. Raises ConfigError naming what differs."""
+    try:
+        before, env = load(EvaluateConfig, folder / "config.toml"), json.loads((folder / "env.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: nothing to resume there ({error}); leave --resume out to begin") from None
+    old, new = flat(before), flat(config)
+    different = [key for key in old if old[key] != new[key] and key not in MAY_CHANGE]
+    if different:
+        shown = "; ".join(f"{key} was {old[key]!r}, is {new[key]!r}" for key in different)
+        raise ConfigError(f"{folder}: {shown}; resume with the same settings, or begin another run_dir")
+    if env.get("weights") != weights:
+        raise ConfigError(f"{folder}: {config.model.path} has other weights now than when the evaluation began; begin another run_dir")
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in (config if isinstance(config, dict) else asdict(config)).items():
+        made |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return made
+
+
+def whole_items(partial: Path) -> list[Item]:
+    """The items that were kept; a torn last line is cut away."""
+    if not partial.exists():
+        return []
+    data = partial.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    partial.write_bytes(whole)
+    return read_items(partial) if whole else []
+
+
+def compared(a: str, b: str) -> int:
+    """Prints which of two results is better, and every problem that flipped."""
+    files = [path / "items.jsonl" if (path := caller_path(name)).is_dir() else path for name in (a, b)]
+    difference = compare(*(read_items(file) for file in files))
+    say(f"A        {files[0]}\nB        {files[1]}\n{difference}")
+    for flip in difference.flips:
+        say(f"\n  problem {flip.problem}: {flip.score_a:.2f} -> {flip.score_b:.2f}   wanted {flip.item_a.gold}\n  {flip.item_a.prompt}")
+        say(f"  A -> {flip.item_a.output}\n  B -> {flip.item_b.output}")
     return 0
 
 
+def main(argv: list[str]) -> int:
+    if argv[:1] != ["--compare"]:
+        return run_stage("evaluate", EvaluateConfig, evaluate, __doc__ or "", argv)
+    try:
+        if len(argv) != 3:
+            raise EvalError("--compare takes two results: run directories or items.jsonl files")
+        return compared(argv[1], argv[2])
+    except (EvalError, ConfigError) as error:
+        print(f"evaluate: {error}", file=sys.stderr)
+        return 2
+
+
 if __name__ == "__main__":
-    sys.exit(run_stage("evaluate", EvaluateConfig, evaluate, __doc__ or "", sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -88,6 +88,8 @@ def accuracy(
     encode: Callable[[Tokenizer, dict[str, Any]], list[int]] = encode_prompt,
     chunk: int = 256,
     progress: Callable[[int, int], None] | None = None,
+    done: Sequence[Item] = (),
+    keep: Callable[[list[Item]], None] | None = None,
 ) -> EvalResult:
     """Asks every row `samples` times and judges the outputs by `align.verify.grade`.
 
@@ -95,9 +97,11 @@ def accuracy(
     temperature: 0 is greedy, once is then enough. seed: row i is asked with a seed made of (seed, i), so that fewer rows sample the same.
     mode: "marked" wants an explicit answer, "final" takes the last number where there is none. encode: row to prompt ids.
     chunk, progress: after every `chunk` rows progress(rows done, rows) is called, to show that the evaluation lives.
+    done, keep: an evaluation that can be resumed. keep(items) gets each chunk's items as they are judged; given back as `done`, all samples
+    of the first rows, they are not asked again, and the result is the same.
 
     Raises:
-        EvalError: no rows, a row without prompt or answer, samples below 1, several greedy samples.
+        EvalError: no rows, a row without prompt or answer, samples below 1, several greedy samples, `done` items of other rows.
     """
     if not rows:
         raise EvalError("no rows to evaluate; look at the file and at what was filtered out")
@@ -108,8 +112,8 @@ def accuracy(
     for index, row in enumerate(rows):
         if ("prompt" not in row and "messages" not in row) or not isinstance(row.get("answer"), str):
             raise EvalError(f"row {index} has no prompt (or messages) or no answer as text: {sorted(row)}")
-    items: list[Item] = []
-    for start in range(0, len(rows), chunk):
+    items = _checked_done(done, rows, samples)
+    for start in range(len(items) // samples, len(rows), chunk):
         part = rows[start : start + chunk]
         outputs = sampler.generate(
             [encode(tokenizer, row) for row in part],
@@ -121,12 +125,25 @@ def accuracy(
         for index, output in enumerate(outputs):
             row = part[index // samples]
             items.append(_judged(row, start + index // samples, index % samples, output, tokenizer, mode, group))
+        if keep:
+            keep(items[start * samples :])
         if progress:
             progress(start + len(part), len(rows))
-    return _summarise(items)
+    return summarise(items)
 
 
-def _summarise(items: Sequence[Item]) -> EvalResult:
+def _checked_done(done: Sequence[Item], rows: Sequence[dict[str, Any]], samples: int) -> list[Item]:
+    """The items of whole problems; a problem whose samples are not all there is asked again."""
+    kept = list(done[: len(done) // samples * samples])
+    for place, item in enumerate(kept):
+        problem, sample = divmod(place, samples)
+        if (item.problem, item.sample) != (problem, sample) or problem >= len(rows) or item.gold != rows[problem]["answer"]:
+            raise EvalError(f"item {place} of the earlier part is sample {item.sample} of problem {item.problem}, answer {item.gold!r}, "
+                            f"which these rows do not have there; start the evaluation anew")  # fmt: skip
+    return kept
+
+
+def summarise(items: Sequence[Item]) -> EvalResult:
     """The result of these items."""
     groups: dict[str, list[Item]] = {}
     for item in items:

@@ -1,0 +1,92 @@
+"""evaluate: what is judged is kept, a resume asks only the rest, two results are compared, choices are scored by the model."""
+
+import json
+from pathlib import Path
+
+import evaluate as stage
+import pytest
+import torch
+from _common import run_stage
+
+from align.data import arithmetic_rows
+from align.evals import encode_prompt
+from align.model import load
+from align.tokenizer import Tokenizer
+
+CHECKPOINT = Path(stage.__file__).parent / "assets/arithmetic_sft"
+SAMPLED = ("eval.problems=30", "eval.samples=2", "eval.temperature=1", "threads=1")
+
+
+@pytest.fixture(autouse=True)
+def caller(tmp_path, monkeypatch):
+    monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
+    return tmp_path
+
+
+def start(*words):
+    return run_stage("evaluate", stage.EvaluateConfig, stage.evaluate, "", words)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_a_resume_ends_in_the_same_items_and_asks_only_the_rest(caller, monkeypatch, share):
+    assert start("run_dir=whole", *SAMPLED) == 0
+    whole = (caller / "whole/items.jsonl").read_bytes()
+    assert start("run_dir=half", *SAMPLED) == 0
+    half = caller / "half"
+    (half / "items.jsonl").unlink()
+    (half / "stage_result.json").unlink()
+    (half / "items.partial.jsonl").write_bytes(whole[: int(len(whole) * share)])  # torn in the middle of a line
+    done = []
+    original = stage.judge
+    monkeypatch.setattr(stage, "judge", lambda *a, **k: done.append(len(k["done"])) or original(*a, **k))
+    assert start("run_dir=half", *SAMPLED, "--resume") == 0
+    assert (half / "items.jsonl").read_bytes() == whole and not (half / "items.partial.jsonl").exists()
+    assert done == [whole[: int(len(whole) * share)].count(b"\n")]
+    results = [json.loads((caller / name / "stage_result.json").read_text())["metrics"] for name in ("whole", "half")]
+    assert results[0] == results[1]
+    assert "pass_at_2_low" in json.loads((half / "eval.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_resume_with_other_settings_or_weights_is_refused_by_name(caller, capsys):
+    assert start("run_dir=x", "--resume") == 2 and "nothing to resume there" in capsys.readouterr().err
+    assert start("--resume") == 2 and "needs run_dir=" in capsys.readouterr().err
+    assert start("run_dir=run", *SAMPLED) == 0
+    assert start("run_dir=run", *SAMPLED, "seed=4", "--resume") == 2
+    assert "seed was 0, is 4" in capsys.readouterr().err
+    env = caller / "run/env.json"
+    env.write_text(json.dumps({**json.loads(env.read_text()), "weights": "other"}))
+    assert start("run_dir=run", *SAMPLED, "--resume") == 2 and "has other weights now" in capsys.readouterr().err
+
+
+def test_two_results_are_compared(caller, capsys):
+    assert start("run_dir=a", "eval.problems=30") == 0 and start("run_dir=b", "eval.problems=30", "eval.temperature=1") == 0
+    assert start("run_dir=c", "eval.problems=27") == 0
+    capsys.readouterr()
+    assert stage.main(["--compare", "a", "b/items.jsonl"]) == 0
+    said = capsys.readouterr().out
+    assert "on 30 problems; B - A = -" in said and "B better on" in said and "problem " in said
+    for words, wanted in ((["a"], "takes two"), (["a", "nothing"], "can't be read"), (["a", "c"], "compare results on the same rows")):
+        assert stage.main(["--compare", *words]) == 2 and wanted in capsys.readouterr().err
+
+
+def test_choices_are_scored_by_the_model(caller, capsys):
+    """Against a forward of each choice on its own; the model knows which answer is right."""
+    problems = arithmetic_rows(12, seed=5, held_out=True)
+    wrong = [str(int(row["answer"]) + 1) for row in problems]
+    rows = [
+        {"prompt": row["prompt"], "choices": [f"\\boxed{{{bad}}}", f"\\boxed{{{row['answer']}}}"], "answer": "B"}
+        for row, bad in zip(problems, wrong, strict=True)
+    ]
+    (caller / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert start("run_dir=run", "choices=true", "eval.source=rows.jsonl", "normalise=none") == 0
+    assert json.loads((caller / "run/stage_result.json").read_text())["metrics"]["after"]["accuracy"] >= 0.75
+    tokenizer, model = Tokenizer.load(CHECKPOINT), load(CHECKPOINT)
+    prompts = [encode_prompt(tokenizer, row) for row in rows]
+    continuations = [tokenizer.encode(row["choices"][1]) for row in rows]
+    for prompt, ids, value in zip(prompts, continuations, stage.scorer(model, tokenizer)(prompts, continuations), strict=True):
+        logits = model.lm_head(model(torch.tensor([prompt + ids[:-1]])))[0, len(prompt) - 1 :]
+        exact = torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(ids)[:, None]).sum().item()
+        assert value == pytest.approx(exact, abs=1e-4)
+    (caller / "rows.jsonl").write_text('{"prompt": "x", "choices": ["a", "b"], "answer": 7}\n')
+    capsys.readouterr()
+    assert start("run_dir=other", "choices=true", "eval.source=rows.jsonl") == 2 and "rows.jsonl:1: answer 7" in capsys.readouterr().err
