@@ -6,6 +6,7 @@ from align.verify import _names as names
 from align.verify import _operate as op
 from align.verify import _tree as tree
 from align.verify._budget import Unreadable
+from align.verify._matrix import determinant, nodes_of
 from align.verify._values import Value
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
@@ -146,7 +147,8 @@ def matrix(g: Grammar, name: str) -> Read:
     rows = [r for r in rows if r]
     if not rows or len({len(r) for r in rows}) != 1:
         raise Unreadable("rows of different lengths")
-    return Value("matrix", items=tuple(tuple(r) for r in rows))
+    value = Value("matrix", items=tuple(tuple(r) for r in rows))
+    return determinant(nodes_of(value)) if name == "vmatrix" else value
 
 
 def series(g: Grammar, name: str) -> Read:

@@ -28,7 +28,7 @@ def equal(a: Value, b: Value) -> bool | None:
         return False
     if a.kind == "text" or b.kind == "text":
         return _text(a) == _text(b)
-    if a.name and b.name and _base_name(a.name) != _base_name(b.name):
+    if a.name and b.name and not _same_name(a.name, b.name):
         return _as_equations(a, b) if sides(a) and sides(b) else False
     if not (_consistent(a) and _consistent(b)):
         return False
@@ -46,8 +46,9 @@ def _text(value: Value) -> str:
     return "".join(c for c in words.lower() if c.isalnum())
 
 
-def _base_name(name: str) -> str:
-    return name.partition("_")[0].rstrip("'")
+def _same_name(a: str, b: str) -> bool:
+    """Names agree when they are one, or when only one of them has an index."""
+    return a == b or (("_" in a) != ("_" in b) and a.partition("_")[0] == b.partition("_")[0])
 
 
 def _consistent(value: Value) -> bool:
@@ -236,7 +237,7 @@ def _mixed(a: Value, b: Value) -> bool | None:
         cells = [cell for row in matrix.items for cell in row]
         line = len(matrix.items) == 1 or len(matrix.items[0]) == 1
         return _in_order(tuple(cells), other.items) if line and other.info == "()" else False
-    if kinds == {"list", "tuple"}:
+    if kinds == {"list", "tuple"} and not any(item.kind == "inequality" for item in (*a.items, *b.items)):
         other = a if a.kind == "tuple" else b
         plain = (b if a.kind == "tuple" else a).info == "," and other.info == "()"
         return _in_order(a.items, b.items) if plain else False
@@ -251,7 +252,7 @@ def _mixed(a: Value, b: Value) -> bool | None:
     if kinds == {"ratio", "time"}:
         time, other = (a, b) if a.kind == "time" else (b, a)
         parts = tuple(Value("number", ("q", part)) for part in time.info[:2])
-        return not time.info[2] and _ratio(Value("ratio", items=parts), other)
+        return not time.info[2] and time.info[1] >= 10 and _ratio(Value("ratio", items=parts), other)
     if kinds & {"number", "expression"} and kinds & {"set", "list"}:
         many, one = (a, b) if a.kind in ("set", "list") else (b, a)
         alone = len(many.items) == 1 and many.info == "finite"

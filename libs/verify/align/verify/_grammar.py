@@ -272,6 +272,9 @@ class Grammar:
 
     def applied(self, name: str) -> Read:
         """A symbol, or f(…) for the letters that are usually functions."""
+        if name in names.APPLIED and self.is_op("^") and [self.peek(k).value for k in range(1, 6)] == ["{", "-", "1", "}", "("]:
+            self.at += 5  # the inverse function
+            name += "^{-1}"
         while self.is_op("_", "'") or (self.is_op("^") and self.peek(1).value in ("prime", "'")):
             mark = self.peek().value
             self.at += 1
@@ -280,7 +283,7 @@ class Grammar:
             else:
                 self.at += mark == "^"
                 name += "'"
-        applied = self.at == self.apply_at or name.rstrip("'").split("_")[0] in names.APPLIED
+        applied = self.at == self.apply_at or name.rstrip("'").split("_")[0].removesuffix("^{-1}") in names.APPLIED
         if (applied and self.is_op("(")) or (
             name.isupper() and self.is_op("(") and self.peek(1).kind == "sym" and self.peek(2).value in (")", ",")
         ):
@@ -295,6 +298,12 @@ class Grammar:
             self.at += 1
             return self.function(names.WORD_FUNCTIONS.get(value, value))
         self.at += 1
+        if self.is_op("_") and value.isupper() and set(value) <= set("ABCDEF"):  # FF_16
+            saved = self.at
+            self.at += 1
+            if self.subscript_text() in ("16", "sixteen"):
+                return op.in_base(value, "16")
+            self.at = saved
         if value in ("pi", "Pi"):
             return tree.PI
         if value.lower() in ("infinity", "inf", "infty", "oo"):
@@ -401,6 +410,8 @@ class Grammar:
         self.enter()
         if self.is_op("(") or (name in ("max", "min", "gcd", "lcm") and (self.is_op("{") or self.is_cmd("{"))):
             argument = self.primary()
+        elif self.braced_bracket():  # \ln{(25)}^2 is the square of the logarithm
+            argument = self.group()
         else:
             argument = self.juxtaposed()
         self.depth -= 1
@@ -418,6 +429,21 @@ class Grammar:
             name, exponent = names.INVERSE[name], None
         result = op.applied(name, arguments, base)
         return tree.power(result, exponent) if exponent is not None else result
+
+    def braced_bracket(self) -> bool:
+        """Whether a braced group follows that holds one bracket and nothing else."""
+        if not self.is_op("{") or self.peek(1).value != "(":
+            return False
+        depth, ahead = 0, 1
+        while True:
+            token = self.peek(ahead)
+            if token.kind == "end":
+                return False
+            depth += (token.value == "(") - (token.value == ")")
+            ahead += 1
+            if not depth:
+                spend(ahead >> 2)
+                return self.peek(ahead).value == "}"
 
     def juxtaposed(self) -> Read:
         """The argument of a function without brackets: factors up to an operator or another function."""

@@ -22,7 +22,7 @@ _SIGNS = {
     "₀": "_{0}", "₁": "_{1}", "₂": "_{2}", "₃": "_{3}", "₄": "_{4}", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ",
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2002": " ", "\u2003": " ",
     "，": ",", "（": "(", "）": ")", "：": ":", "；": ";", "％": "%", "＝": "=",
-    "€": r"\text{euro}", "£": r"\text{pound sterling}", "¥": r"\text{yen}",
+    "€": r"\text{euro}", "£": r"\text{sterling}", "¥": r"\text{yen}",
     "∶": ":", "∣": r"\mid ", "…": r"\ldots ", "“": '"', "”": '"',
 }  # fmt: skip
 _TRANSLATE = str.maketrans(_SIGNS)

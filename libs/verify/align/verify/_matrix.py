@@ -5,7 +5,7 @@ from align.verify._budget import OverBudget, Unreadable
 from align.verify._values import Value, of_node
 
 
-def _nodes(value: Value) -> list[list[tuple]]:
+def nodes_of(value: Value) -> list[list[tuple]]:
     rows = []
     for row in value.items:
         rows.append([cell.node for cell in row])
@@ -18,13 +18,23 @@ def _matrix(rows: list[list[tuple]]) -> Value:
     return Value("matrix", items=tuple(tuple(of_node(cell) for cell in row) for row in rows))
 
 
+def determinant(rows: list[list[tuple]]) -> tuple:
+    """By the first row. Raises: Unreadable when the rows are no square of at most five."""
+    if any(len(row) != len(rows) for row in rows) or len(rows) > 5:
+        raise Unreadable("a determinant that is no small square")
+    if len(rows) == 1:
+        return rows[0][0]
+    minors = ([row[:k] + row[k + 1 :] for row in rows[1:]] for k in range(len(rows)))
+    return tree.add(*(tree.mul(("q", (-1) ** k), rows[0][k], determinant(minor)) for k, minor in enumerate(minors)))
+
+
 def matrix_sum(a: Value, b: Value) -> Value:
     """a + b. Raises: Unreadable when the shapes differ or these are no matrices."""
     if {a.kind, b.kind} == {"number", "set"}:
         return _each(tree.add, a, b)
     if a.kind != "matrix" or b.kind != "matrix":
         raise Unreadable(f"{a.kind} + {b.kind}")
-    x, y = _nodes(a), _nodes(b)
+    x, y = nodes_of(a), nodes_of(b)
     if len(x) != len(y) or len(x[0]) != len(y[0]):
         raise Unreadable("a sum of matrices of different shapes")
     return _matrix([[tree.add(p, q) for p, q in zip(r, s, strict=True)] for r, s in zip(x, y, strict=True)])
@@ -43,13 +53,13 @@ def matrix_times(a: Value, b: Value) -> Value:
     for scalar, other in ((a, b), (b, a)):
         if scalar.kind in ("number", "expression"):
             if other.kind == "matrix":
-                return _matrix([[tree.mul(scalar.node, cell) for cell in row] for row in _nodes(other)])
+                return _matrix([[tree.mul(scalar.node, cell) for cell in row] for row in nodes_of(other)])
             if other.kind == "tuple" and all(item.node is not None for item in other.items):
                 return Value("tuple", items=tuple(of_node(tree.mul(scalar.node, item.node)) for item in other.items), info=other.info)
             return _each(tree.mul, a, b)
     if a.kind != "matrix" or b.kind != "matrix":
         raise Unreadable(f"{a.kind} × {b.kind}")
-    x, y = _nodes(a), _nodes(b)
+    x, y = nodes_of(a), nodes_of(b)
     if len(x[0]) != len(y):
         raise Unreadable("a product of matrices whose shapes do not fit")
     if len(x) * len(y) * len(y[0]) > 1_000:

@@ -145,7 +145,7 @@ STYLES = frozenset(
         "grave",
     ]
 )
-MATRICES = frozenset(["pmatrix", "bmatrix", "matrix", "array", "smallmatrix", "Bmatrix"])
+MATRICES = frozenset(["pmatrix", "bmatrix", "matrix", "array", "smallmatrix", "Bmatrix", "vmatrix"])
 NUMBER_SETS = frozenset(["R", "Z", "N", "Q", "C"])
 APPLIED = frozenset(["f", "g", "h", "F", "G", "H", "phi", "Phi", "psi", "Psi"])
 """Letters that, before a bracket, are taken for functions and not for factors."""

@@ -120,6 +120,11 @@ def _one_power(base: Node, coefficient: Read, monomial: Node) -> Node:
         return _constant_power(base, c[1], c)
     if base == tree.E:
         return _exponential(coefficient, monomial)
+    if base[0] == "*":  # (2ex)^y = 2^y e^y x^y: positive factors may stand apart
+        apart = [part for part in base[1:] if part in (tree.E, tree.PI) or (value_of(part) or 0) > 0]
+        rest = mul(*(part for part in base[1:] if part not in apart))
+        if apart:
+            return mul(*(_one_power(part, coefficient, monomial) for part in (*apart, rest) if part != tree.ONE))
     constant = value_of(base)
     if constant is not None and constant > 0:
         result = tree.ONE
@@ -150,6 +155,10 @@ def _exponential(coefficient: Read, monomial: Node) -> Node:
     parts = list(monomial[1:]) if monomial[0] == "*" else [monomial]
     if len(parts) == 1 and parts[0][0] == "f" and parts[0][1] == "ln":
         return power(parts[0][2], c)
+    logarithms = [part for part in parts if part[0] == "f" and part[1] == "ln"]
+    if len(logarithms) == 1 and tree.I not in parts:  # e^(x ln 2) = 2^x
+        parts.remove(logarithms[0])
+        return _one_power(logarithms[0][2], coefficient, mul(*parts))
     if tree.I in parts:
         parts.remove(tree.I)
         if parts == [tree.PI]:

@@ -21,13 +21,18 @@ if TYPE_CHECKING:
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?\s*\.?")
+_CHOICES = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|;|&|,?\s*\band\b|,?\s*\bor\b)\s*\(?[A-Z]\)?){1,25}\.?")
 _CHOICE_TEXT = re.compile(r"\(([A-Z])\)\s*\S.*|([A-Z])[:.)]\s+\S.*", re.S)
+_CHOICE_MATH = re.compile(r"(?:\(([A-J])\)|([A-J])[.)])\s+(?!\\(?:cup|cap|setminus|cdot|times|in|le|ge|to|or|and)\b)[0-9\\].*", re.S)
+_OTHER_CHOICE = re.compile(r"\([A-Z]\)|\b[A-Z]\)|[,;] *[A-J]\Z")
+_INFINITE = re.compile(r"(?:(positive|\+) ?|(negative|minus|-) ?)?infinity", re.I)
 _LEAD = re.compile(r"(?:(?:the|final|correct|answer|option|choice|is|so|thus|therefore|approximately|about)\b[\s:]*)+", re.I)
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*(?:([ap])\.?\s*m\b\.?)?", re.I)
 _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|hbox|textsf|texttt|bf|rm|emph|operatorname)\s*(?=\{)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\-., ]*")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,:'-]*")
 _MAX_SIGNS = 4
+_CURRENCIES = ("euro", "sterling", "yen")  # as the lexer writes their signs
 _MAX_CLEAN = 32_768  # characters of an answer whose signs are written as LaTeX
 _ALL = re.compile(r"(?:the set of )?(?:all )?(?:the )?real numbers|all reals", re.I)
 _EMPTY = re.compile(r"(?:there (?:are|is) )?no (?:real |such |integer )?(?:solutions?|values?|roots?)(?: exists?)?|none|empty set", re.I)
@@ -92,12 +97,20 @@ def _special(source: str) -> Value | None:
     choice = _CHOICE.fullmatch(source)
     if choice:
         return Value("choice", ("s", choice.group(1)), info=choice.group(1))
-    choice = _CHOICE_TEXT.fullmatch(source)
-    if choice and "\\" not in source and "=" not in source:
+    if "(" in source and _CHOICES.fullmatch(source):
+        letters = [c for c in source if c.isupper()]
+        return Value(
+            "list", items=tuple(Value("choice", ("s", letter), info=letter) for letter in letters), info="or" if "or" in source else ","
+        )
+    choice = _CHOICE_TEXT.fullmatch(source) if "\\" not in source and "=" not in source else _CHOICE_MATH.fullmatch(source)
+    if choice and not _OTHER_CHOICE.search(source, choice.end(1 if choice.group(1) else 2) + 1):
         return Value("choice", ("s", choice.group(1) or choice.group(2)), info=choice.group(1) or choice.group(2))
     time = _TIME.fullmatch(source)
     if time and int(time.group(1)) < 25 and int(time.group(2)) < 60:
         return Value("time", info=(int(time.group(1)), int(time.group(2)), (time.group(3) or "").lower()))
+    infinite = _INFINITE.fullmatch(source)
+    if infinite:
+        return Value("number", tree.NEG_INF if infinite.group(2) else tree.INF)
     if _EMPTY.fullmatch(source):
         return Value("set", info="finite")
     if _ALL.fullmatch(source):
@@ -216,9 +229,9 @@ def _split(tokens: list[Token]) -> tuple[list[list[Token]], str]:
 def _relation(grammar: Grammar) -> Value:
     """An item: an expression with its unit, a chain of relations, a ratio, a membership."""
     currency = None
-    while grammar.is_op("$"):
+    while grammar.is_op("$") or (grammar.peek().kind == "text" and grammar.peek().value in _CURRENCIES):
+        currency = units.unit("dollar" if grammar.is_op("$") else grammar.peek().value)
         grammar.at += 1
-        currency = units.unit("dollar")
     if grammar.is_op("=") or grammar.is_cmd("approx"):
         grammar.at += 1
     if grammar.peek().kind == "text" and grammar.peek(1).value == "=":  # \\text{Area} = 5
@@ -381,7 +394,8 @@ def _name(side: Value) -> str | None:
     if node[0] == "s":
         return node[1]
     if node[0] == "f" and node[1].startswith("@"):
-        return node[1][1:]
+        known = ",".join("" if part[0] == "s" else tree.text(part) for part in node[2:])  # f(2) = 5 is not f(3) = 5
+        return node[1][1:] + (f"({known})" if known.strip(",") else "")
     if node == tree.E or (node[0] == "c" and node[1] == "i"):
         return None
     if node[0] == "*" and all(part[0] == "s" and part[1].isupper() and len(part[1]) == 1 for part in node[1:]):

@@ -4,7 +4,8 @@ from align.verify import _tree as tree
 from align.verify._budget import OverBudget, Unreadable, spend
 from align.verify._decide import sign
 from align.verify._read import condition
-from align.verify._relations import bound, links
+from align.verify._relations import links
+from align.verify._solve import roots
 from align.verify._tree import Node
 from align.verify._values import Value
 
@@ -150,26 +151,32 @@ def _variable(value: Value, name: str | None) -> str | None:
 
 
 def _inequality(value: Value, name: str | None) -> list[Piece] | None:
-    """The solutions of a chain of linear inequalities in one symbol."""
+    """The solutions of a chain of inequalities in one symbol, each of which `roots` can solve."""
     name = _variable(value, name)
     if name is None:
         return None
     result = [_LINE]
     for difference, relation in links(value):
-        found = bound(difference, name)
+        found = roots(difference, name)
         if found is None:
             return None
-        root, direction = found
-        if relation == "!=":
-            pieces = [(tree.NEG_INF, False, root, False), (root, False, tree.INF, False)]
-        elif relation == "=":
-            pieces = [(root, True, root, True)]
-        elif direction > 0:
-            pieces = [(root, relation == ">=", tree.INF, False)]
-        else:
-            pieces = [(tree.NEG_INF, False, root, relation == ">=")]
-        result = _cut(result, pieces)
+        result = _cut(result, _where(relation, *found))
     return result
+
+
+def _where(relation: str, direction: int, ends: list[Node]) -> list[Piece]:
+    """The points at which a function with these roots is > 0, >= 0, = 0 or != 0."""
+    if relation == "=":
+        return _merged([(end, True, end, True) for end in ends])
+    if relation == "!=":
+        return _complement(_where("=", direction, ends))
+    closed = relation == ">="
+    first, last = ends[0], ends[-1]
+    if len(ends) == 1:
+        return [(first, closed, tree.INF, False)] if direction > 0 else [(tree.NEG_INF, False, first, closed)]
+    if direction > 0:
+        return _merged([(tree.NEG_INF, False, first, closed), (last, closed, tree.INF, False)])
+    return _interval(first, closed, last, closed) or []
 
 
 def _joined(value: Value, name: str | None) -> list[Piece] | None:

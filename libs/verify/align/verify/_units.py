@@ -91,7 +91,10 @@ def unit(words: str) -> Unit | None:
     words = _COMPOUND.get(words.strip().lower(), words)
     scale, known, exponents = Fraction(1), True, {}
     sign, pending, last = 1, 1, None
-    for word in _WORD.findall(words.replace(".", "")):
+    found_words = _WORD.findall(words.replace(".", ""))
+    for at, word in enumerate(found_words):
+        if word == "in" and found_words[at + 1 : at + 2] in ([], ["^2"], ["^{2}"], ["^3"], ["^{3}"], ["/"]):
+            word = "inch"  # in a sentence it is none: 5 in total
         if word in ("/", "per"):
             sign = -1
         elif word[0] == "^":
@@ -118,6 +121,10 @@ def unit(words: str) -> Unit | None:
             exponents[dimension] = exponents.get(dimension, 0) + sign * pending
             scale *= factor ** (sign * pending)
             last, pending = (dimension, factor), 1
+    litres = exponents.pop("volume", 0)
+    if litres:  # a volume is a length cubed
+        exponents["length"] = exponents.get("length", 0) + 3 * litres
+        scale *= Fraction(1, 1000) ** litres
     if not exponents:
         return None
     return Unit(scale, tuple(sorted((d, e) for d, e in exponents.items() if e)), known, words.strip())
