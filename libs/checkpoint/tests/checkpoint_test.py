@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from align.checkpoint import CheckpointError, CheckpointWarning, _files, _load, _save, latest, load, save
-from align.checkpoint._tensor_file import _NAMES, write_tensors
+from align.checkpoint._tensor_file import _NAMES, Later, write_tensors
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_tensor_files_are_what_the_safetensors_package_reads(tmp_path_factory, l
         whole = torch.randint(0, 2, shape, generator=generator).to(dtype)
         tensors[name] = whole.t() if transposed and len(shape) == 2 else whole  # not contiguous
     path = tmp_path_factory.mktemp("tensors") / "x.safetensors"
-    written = write_tensors(path, tensors, metadata)
+    written = write_tensors(path, {name: Later.of(tensor) for name, tensor in tensors.items()}, metadata)
     assert written.bytes == path.stat().st_size
     with safe_open(path, "pt") as file:
         assert (file.metadata() or {}) == metadata
@@ -101,7 +101,7 @@ def test_tensor_files_are_what_the_safetensors_package_reads(tmp_path_factory, l
 def test_big_tensors_are_written_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "PIECE", 100)
     tensor = torch.arange(1000)
-    write_tensors(tmp_path / "x", {"a": tensor}, {})
+    write_tensors(tmp_path / "x", {"a": Later.of(tensor)}, {})
     assert torch.equal(load_file(tmp_path / "x")["a"], tensor)
 
 

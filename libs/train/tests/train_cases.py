@@ -7,14 +7,17 @@ import json
 import os
 import random
 import signal
+import socket
+import subprocess
+import sys
 
 import torch
 
-from align.checkpoint import latest, load
+from align.checkpoint import load
 from align.data import Encoded, Example, Loader
 from align.model import ModelConfig, init
 from align.tracking import Progress, RunDir, read_history
-from align.train import OptimizerConfig, ScheduleConfig, SftModule, TrainConfig, Trainer, TrainerConfig
+from align.train import OptimizerConfig, Ranks, ScheduleConfig, SftModule, TrainConfig, Trainer, TrainerConfig, find_latest
 
 MODEL = ModelConfig(
     vocab_size=72, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
@@ -67,8 +70,12 @@ def terminate(loss):
     return loss
 
 
-def made(path, *, module=Noisy, at=None, dtype=torch.bfloat16, packing=True, data=None, model=MODEL, tokenizer=None, resume=None, **fields):
+def made(
+    path, *, module=Noisy, at=None, dtype=torch.bfloat16, packing=True, data=None, model=MODEL, tokenizer=None, resume=None, ranks=None,
+    **fields,
+):  # fmt: skip
     """(trainer, run, module). Keyword arguments `section__field` set the configuration."""
+    ranks = ranks or Ranks()
     config = TrainerConfig(
         train=TrainConfig(max_steps=STEPS, global_batch=4, micro_batch=2),
         schedule=ScheduleConfig(warmup_steps=2),
@@ -81,12 +88,12 @@ def made(path, *, module=Noisy, at=None, dtype=torch.bfloat16, packing=True, dat
         config = dataclasses.replace(config, **{section: changed})
     loader = Loader(
         data or documents(), global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, max_length=16, packing=packing,
-        seed=config.seed,
+        seed=config.seed, rank=ranks.rank, world=ranks.world,
     )  # fmt: skip
-    run = RunDir.create(path, config_toml="", env={}, resume_step=resume)
+    run = RunDir.create(path, config_toml="", env={}, resume_step=resume, write=ranks.main)
     it = module(init(model, seed=1, dtype=dtype), **({"at": at} if at else {}))
     trainer_arguments.setdefault("progress", Progress(config.train.max_steps, every=1, stream=None))
-    return Trainer(config, it, loader=loader, run=run, tokenizer_files=tokenizer, **trainer_arguments), run, it
+    return Trainer(config, it, loader=loader, run=run, tokenizer_files=tokenizer, ranks=ranks, **trainer_arguments), run, it
 
 
 def run_to_the_end(path, **arguments):
@@ -94,9 +101,9 @@ def run_to_the_end(path, **arguments):
     return trainer.fit(), run
 
 
-def resumed(path, allow_change=(), **arguments):
-    checkpoint = load(latest(path / "checkpoints"))
-    trainer, run, _ = made(path, resume=checkpoint.step, **arguments)
+def resumed(path, allow_change=(), ranks=None, **arguments):
+    checkpoint = load(find_latest(path / "checkpoints", ranks or Ranks()))
+    trainer, run, _ = made(path, resume=checkpoint.step, ranks=ranks, **arguments)
     return trainer.fit(resume=checkpoint, allow_change=allow_change), run
 
 
@@ -109,4 +116,21 @@ def state_of(result):
 def logged(run):
     """history.jsonl without what depends on the clock."""
     lines = read_history(run.path / "history.jsonl")
-    return [{key: value for key, value in line.items() if key not in ("time", "tokens_per_s")} for line in lines]
+    clock = ("time", "tokens_per_s", "step_s", "memory_gb", "save_stall_s")
+    return [{key: value for key, value in line.items() if key not in clock} for line in lines]
+
+
+def on_ranks(world, program, *words, codes=None):
+    """Runs `program` (a Python file) on `world` gloo ranks with these words; the exit codes must be `codes`, 0 where not given."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, program, *map(str, words)], env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank in range(world)
+    ]
+    got = [process.wait(timeout=300) for process in processes]
+    assert got == (codes or [0] * world)

@@ -2,7 +2,7 @@
 
 from align.checkpoint._errors import CheckpointError, CheckpointWarning
 from align.checkpoint._load import Checkpoint, load
-from align.checkpoint._save import save
+from align.checkpoint._save import Adapter, Saver, save
 from align.checkpoint._shelf import latest
 
-__all__ = ["Checkpoint", "CheckpointError", "CheckpointWarning", "latest", "load", "save"]
+__all__ = ["Adapter", "Checkpoint", "CheckpointError", "CheckpointWarning", "Saver", "latest", "load", "save"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -16,8 +17,10 @@ from torch.optim import Optimizer
 
 from align.checkpoint import _shelf
 from align.checkpoint._errors import CheckpointError
-from align.checkpoint._optimizer import unpack
+from align.checkpoint._optimizer import Part, unpack
+from align.checkpoint._ranks import local, rows_of
 from align.checkpoint._save import FORMAT
+from align.checkpoint._tensor_file import DTYPES
 
 # From format n to n + 1, each by a function that changes the document of trainer.json in place. Format 1 is the first.
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], None]] = {}
@@ -47,36 +50,50 @@ class Checkpoint:
             for file in files:
                 with safe_open(file, framework="pt") as reader:
                     for name in reader.keys():  # noqa: SIM118 (a reader is no mapping)
-                        _copy(reader.get_tensor(name), own.get(name), name, self.path)
+                        _copy(reader.get_slice(name), reader, own.get(name), name, self.path)
                         seen.add(name)
         if missing := sorted(set(own) - seen):
             raise CheckpointError(f"{self.path} has no weight {missing[0]} ({len(missing)} missing); it is of another model")
 
     @property
     def has_optimizer_state(self) -> bool:
-        """False when somebody removed the optimizer's files."""
-        return self._optimizer_document() is not None
+        """False when somebody removed the optimizer's files, or one of several."""
+        return bool(self._optimizer_documents())
+
+    @property
+    def adapter(self) -> dict[str, Tensor] | None:
+        """The tensors of adapter_model.safetensors; None in a checkpoint without an adapter."""
+        path = self.path / "adapter_model.safetensors"
+        if not path.exists():
+            return None
+        with safe_open(path, framework="pt") as reader:
+            return {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
 
     def load_optimizer(self, optimizer: Optimizer, model: nn.Module) -> None:
-        """Restores the optimizer's state in the dtypes that it was saved in.
+        """Restores the optimizer's state in the dtypes that it was saved in; of sharded ones this rank's rows, from any files.
 
         Raises:
             CheckpointError: there is no optimizer state, or it is of other parameters.
         """
-        path = self._optimizer_document()
-        if path is None:
+        paths = self._optimizer_documents()
+        if not paths:
             raise CheckpointError(
                 f"{self.path} has no optimizer state (optimizer*.json and .safetensors); "
                 "use another checkpoint, or --allow-change optimizer.state to go on with a fresh one"
             )
-        document = _migrated(_read_json(path), path)
-        with safe_open(path.with_suffix(".safetensors"), framework="pt") as reader:
-            tensors = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
-        optimizer.load_state_dict(unpack(document, tensors, optimizer, model))
+        with contextlib.ExitStack() as stack:
+            parts = [
+                Part(_migrated(_read_json(path), path), stack.enter_context(safe_open(path.with_suffix(".safetensors"), framework="pt")))
+                for path in paths
+            ]
+            optimizer.load_state_dict(unpack(parts, optimizer, model))
 
-    def _optimizer_document(self) -> Path | None:
-        found = sorted(self.path.glob("optimizer*.json"))
-        return found[0] if len(found) == 1 and found[0].with_suffix(".safetensors").exists() else None
+    def _optimizer_documents(self) -> list[Path]:
+        found = [path for path in sorted(self.path.glob("optimizer*.json")) if path.with_suffix(".safetensors").exists()]
+        if not found:
+            return []
+        _, _, ranks = found[0].stem.partition("-of-")
+        return found if len(found) == int(ranks or 1) else []
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = True) -> Checkpoint:
@@ -108,15 +125,17 @@ def _migrated(document: dict[str, Any], path: Path) -> dict[str, Any]:
     return document
 
 
-def _copy(saved: Tensor, own: Tensor | None, name: str, path: Path) -> None:
+def _copy(saved: Any, reader: Any, own: Tensor | None, name: str, path: Path) -> None:
+    """Copies this rank's rows of a weight."""
     if own is None:
         raise CheckpointError(f"{path} holds a weight {name} that the model does not have; it is of another model")
-    if saved.shape != own.shape or saved.dtype != own.dtype:
+    shape, dtype = tuple(saved.get_shape()), DTYPES[saved.get_dtype()]
+    if shape != tuple(own.shape) or dtype != own.dtype:
         raise CheckpointError(
-            f"{name} is {saved.dtype} {tuple(saved.shape)} in {path} and {own.dtype} {tuple(own.shape)} in the model; "
-            "load them with the same model and dtype"
+            f"{name} is {dtype} {shape} in {path} and {own.dtype} {tuple(own.shape)} in the model; load them with the same model and dtype"
         )
-    own.copy_(saved)
+    start, stop = rows_of(own)
+    local(own).copy_(saved[start:stop] if shape else reader.get_tensor(name))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from align.checkpoint import _files
 from align.checkpoint._errors import CheckpointError, CheckpointWarning
 
 MANIFEST = "manifest.json"
+HASHERS = 8  # files whose digest is computed at a time; one thread does about 1.4 GB/s
 _NAME = re.compile(r"(?:step-(\d+)|\.step-(\d+)\.(old|partial))")
 
 
@@ -85,8 +87,10 @@ def check(entry: Entry) -> None:
     Raises:
         CheckpointError: names the first file that differs.
     """
-    for name, wanted in entry.files.items():
-        if reason := _difference(entry.path / name, wanted):
+    with ThreadPoolExecutor(min(len(entry.files) or 1, HASHERS)) as pool:
+        reasons = list(pool.map(lambda item: _difference(entry.path / item[0], item[1]), entry.files.items()))
+    for reason in reasons:
+        if reason:
             raise CheckpointError(f"{entry.path} is not whole: {reason}; use another checkpoint")
 
 

@@ -1,8 +1,11 @@
 """The decoder: one class for Mistral, Llama, SmolLM2, Qwen2 and Qwen3, with the parameter names of their HF checkpoints."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from align.model._attention import Context, attend, context_for
 from align.model._cache import KVCache
@@ -119,6 +122,9 @@ class Decoder(nn.Module):
     The weights are uninitialised memory until `init`, `load` or `load_state_dict` fill them.
     """
 
+    # Whose activations the backward computes again: no block's, every second block's, every block's. Same bits, less memory, more time.
+    checkpointing: Literal["none", "selective", "full"] = "none"
+
     def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = config
@@ -167,10 +173,25 @@ class Decoder(nn.Module):
         self._check_length(input_ids.shape[1], context, max_seqlen)
         hidden: Tensor = self.model.embed_tokens(input_ids)
         cos, sin = self._angles(positions, input_ids.shape[1], hidden)
-        for layer in self.model.layers:
-            hidden = layer(hidden, cos, sin, context)
+        for number, layer in enumerate(self.model.layers):
+            if self._recomputes(number):
+                # Nothing in a block is random, so no generator's state need be kept.
+                hidden = checkpoint(layer, hidden, cos, sin, context, use_reentrant=False, preserve_rng_state=False)
+            else:
+                hidden = layer(hidden, cos, sin, context)
         normed: Tensor = self.model.norm(hidden)
         return normed
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers: what is sharded, compiled and recomputed one at a time."""
+        return list(self.model.layers)
+
+    def _recomputes(self, number: int) -> bool:
+        """Whether the backward computes the block of this number again. "selective" keeps the last block, whose backward comes first."""
+        if self.checkpointing == "none" or not torch.is_grad_enabled():
+            return False
+        return self.checkpointing == "full" or (len(self.model.layers) - 1 - number) % 2 == 1
 
     def new_cache(self, batch: int, max_length: int) -> KVCache:
         """An empty cache for `batch` rows of up to `max_length` positions, in the dtype and on the device of the weights."""
