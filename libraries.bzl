@@ -1,4 +1,6 @@
-"""The libraries: one list for the aliases, the firewall, the wheels and the reuse tests. tools/py/scan.py compares it with libs/*."""
+"""The libraries: one version, and one list for the aliases, the firewall, the wheels and the reuse tests. tools/py/scan.py compares it with libs/*."""
+
+VERSION = "0.1.0"
 
 LIBRARIES = [
     "checkpoint",
