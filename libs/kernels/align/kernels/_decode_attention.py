@@ -107,7 +107,7 @@ def _decode(
     (rows, heads, dim), (page, kv_heads) = q.shape, k_cache.shape[1:3]
     room = page * (1 if page_table is None else page_table.shape[1])
     group = heads // kv_heads
-    size = 1 << min(10, max(0, rows * kv_heads - 1).bit_length())
+    size = min(2048, _runtime.power_of_two(rows * kv_heads))
     c = _runtime.config(q, "decode_attention", f"{dim}/{group}/{size}", DECODE)
     splits = splits_for(rows, kv_heads, room, c["keys"], c["programs"])
     out = torch.empty_like(q)
