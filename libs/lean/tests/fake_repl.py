@@ -1,8 +1,8 @@
-"""A scripted REPL for tests: `python -I -S fake_repl.py`. It knows names, statements and axioms as text, and breaks where a comment tells it to.
+"""A scripted REPL for tests: `python -I -S fake_repl.py`. It knows names, statements and axioms as text, and breaks where a comment tells
+it to.
 
-A submission proves its statement when it holds `theorem NAME : STATEMENT := proof`; `uses NAME` needs a name of an environment below. A comment
-`-- fake: WORD …` in any request makes it misbehave; the words are the branches of `misbehave`.
-"""
+A submission proves its statement when it holds `theorem NAME : STATEMENT := proof`; `uses NAME` needs a name of an environment below. A
+comment `-- fake: WORD …` in any request makes it misbehave; the words are the branches of `misbehave`."""
 
 import json
 import os

@@ -1,9 +1,9 @@
-"""A REPL on the real Lean 4.35 kernel, for tests: `python -I -S real_repl.py libleanshared.so OLEAN_DIR`, framed like leanprover-community/repl.
+"""A REPL on the real Lean 4.35 kernel, for tests: `python -I -S real_repl.py libleanshared.so OLEAN_DIR`, framed like
+leanprover-community/repl.
 
-The wheel has the kernel and the elaborator but no repl and no .olean files. Here the library is loaded and initialised once; a request forks, and the
-fork runs `lean --stdin --json -j1 -s8192` on the text of the environment it builds on and its own. What kills the fork kills the REPL too, as it
-would the real one. `--build FILE.lean …` compiles the prelude into OLEAN_DIR instead.
-"""
+The wheel has the kernel and the elaborator but no repl and no .olean files. Here the library is loaded and initialised once; a request
+forks, and the fork runs `lean --stdin --json -j1 -s8192` on the text of the environment it builds on and its own. What kills the fork
+kills the REPL too, as it would the real one. `--build FILE.lean …` compiles the prelude into OLEAN_DIR instead."""
 
 import ctypes
 import json

@@ -43,10 +43,10 @@ def check(
 ) -> Verdict:
     """Does `submission` prove, under `name`, exactly `statement`?
 
-    `statement` is a proposition, elaborated before user code in the environment of `header` (imports and opens; the caller's, trusted). `submission`
-    is Lean source without imports that declares `name`. Without a pool, one worker of `find_toolchain()` is started at the first call and kept.
-    Raises LeanError for a name that is none, StatementError, HeaderError, ToolchainNotFound: mistakes of the caller, never of the submission.
-    """
+    `statement` is a proposition, elaborated before user code in the environment of `header` (imports and opens; the caller's, trusted).
+    `submission` is Lean source without imports that declares `name`. Without a pool, one worker of `find_toolchain()` is started at the
+    first call and kept. Raises LeanError for a name that is none, StatementError, HeaderError, ToolchainNotFound: mistakes of the caller,
+    never of the submission."""
     return check_in(pool or _default(), statement, submission, name=name, header=header, policy=policy)
 
 

@@ -1,5 +1,5 @@
-"""The verdict: a trusted statement, elaborated before user code; the submission; a fresh theorem of exactly that statement, closed by the submitted
-name, whose axioms are asked for. Three requests on the header's environment, under names that user code cannot know."""
+"""The verdict: a trusted statement, elaborated before user code; the submission; a fresh theorem of exactly that statement, closed by the
+submitted name, whose axioms are asked for. Three requests on the header's environment, under names that user code cannot know."""
 
 import re
 import secrets
@@ -24,11 +24,10 @@ _OUT_OF_MEMORY = ("failed to create thread", "out of memory", "bad_alloc", "Cann
 class Verdict:
     """What the toolchain says of one submission, relative to its pins.
 
-    `status`: accept (the statement holds, under pin, by the axioms listed), reject (`reason` says why), timeout, resource, crash. The last
-    three say nothing about the proof; crash includes every fault of the infrastructure. `reason` is a code of docs/LEAN_VERIFIER.md, `detail` a
-    sentence for a human. `seconds` is wall time over all attempts, `rss_bytes` the child's resident memory (its peak where it was
-    killed), `attempts` how often Lean was asked (0: refused before).
-    """
+    `status`: accept (the statement holds, under pin, by the axioms listed), reject (`reason` says why), timeout, resource, crash. The
+    last three say nothing about the proof; crash includes every fault of the infrastructure. `reason` is a code of docs/LEAN_VERIFIER.md,
+    `detail` a sentence for a human. `seconds` is wall time over all attempts, `rss_bytes` the child's resident memory (its peak where it
+    was killed), `attempts` how often Lean was asked (0: refused before)."""
 
     status: Status
     reason: str
@@ -107,6 +106,8 @@ def _of_fault(fault: Fault, end: End, pool: LeanPool) -> Verdict:
         return Verdict("crash", "bad_reply", fault.detail, rss_bytes=end.peak)
     if end.code == -25 or "File too large" in said:  # SIGXFSZ
         return Verdict("resource", "file_size", f"wrote a file over {limits.file_bytes} bytes", rss_bytes=end.peak)
+    if end.code == -8:  # SIGFPE is how GMP refuses a number beyond its own bounds
+        return Verdict("resource", "number_size", "a number too large for the arithmetic library", rss_bytes=end.peak)
     if any(words in said for words in _OUT_OF_MEMORY):
         return Verdict("resource", "address_space", f"over {limits.address_space_bytes} bytes of address space: {said}", rss_bytes=end.peak)
     reason = "stack_overflow" if "tack overflow" in said else "process_died"
@@ -146,7 +147,9 @@ class _Proof:
             raise Fault("garbage", f"a reply without an environment: {str(reply)[:200]}")
         messages = reply.setdefault("messages", [])
         whole = isinstance(messages, list) and all(
-            isinstance(m, dict) and isinstance(m.get("data"), str) and m.get("severity") in ("error", "warning", "info", "information", "trace")
+            isinstance(m, dict)
+            and isinstance(m.get("data"), str)
+            and m.get("severity") in ("error", "warning", "info", "information", "trace")
             for m in messages
         )
         if not whole:
@@ -184,20 +187,17 @@ class _Proof:
             raise _Rejected("name_missing" if missing else "statement_mismatch", errors[0][:2000])
         if _sorries(reply):
             raise _Rejected("sorry", "the proof rests on sorry")
-        said = [m["data"] for m in reply["messages"] if m["severity"] in ("info", "information")]
-        shape = rf"{final}(\.\{{[^{{}}]*\}})? : {target}(\.\{{[^{{}}]*\}})?"
-        if sum(bool(re.fullmatch(shape, text.strip())) for text in said) != 1:
-            raise _Rejected("statement_mismatch", f"the closing theorem is not the statement itself: {said[:2]!r}"[:500])
-        answers = [text for text in said if text.startswith(f"'{final}'")]
-        if len(answers) != 1:
-            raise _Rejected("no_answer", "no single answer to the question for axioms")
-        axioms = _axioms(answers[0], final)
-        if axioms is None:
-            raise _Rejected("no_answer", f"an answer that cannot be read: {answers[0][:200]!r}")
-        beyond = [axiom for axiom in axioms if axiom not in self.policy.axioms]
+        said = [m["data"].strip() for m in reply["messages"] if m["severity"] in ("info", "information")]
+        checks = [text for text in said if text.startswith((f"{final} ", f"{final}."))]
+        axioms = [found for text in said if (found := _axioms(text, final)) is not None]
+        if len(checks) != 1 or len(axioms) != 1:  # no error and no answer: this is not the reply to the question
+            raise Fault("garbage", f"a reply without the answers asked for: {said[:2]!r}"[:500])
+        if not re.fullmatch(rf"{final}(\.\{{[^{{}}]*\}})? : {target}(\.\{{[^{{}}]*\}})?", checks[0]):
+            raise _Rejected("statement_mismatch", f"the closing theorem is not the statement itself: {checks[0]}"[:500])
+        beyond = [axiom for axiom in axioms[0] if axiom not in self.policy.axioms]
         if beyond:
             raise _Rejected("sorry" if "sorryAx" in beyond else "axioms", f"rests on {', '.join(beyond)[:500]}")
-        return axioms
+        return axioms[0]
 
 
 def _errors(reply: dict[str, Any]) -> list[str]:
@@ -209,8 +209,9 @@ def _sorries(reply: dict[str, Any]) -> bool:
 
 
 def _axioms(answer: str, name: str) -> tuple[str, ...] | None:
-    """The names in an answer of #print axioms; None for any other text. A name with «…» comes out in pieces, none of which is an allowed one."""
-    if answer.strip() == f"'{name}' does not depend on any axioms":
+    """The names in an answer of #print axioms; None for any other text. A name with «…» comes out in pieces, none of which is an allowed
+    one."""
+    if answer == f"'{name}' does not depend on any axioms":
         return ()
-    found = re.fullmatch(rf"'{name}' depends on axioms:\s*\[(.*)\]\s*", answer, re.DOTALL)
+    found = re.fullmatch(rf"'{name}' depends on axioms:\s*\[(.*)\]", answer, re.DOTALL)
     return tuple(part for part in re.split(r"[,\s]+", found[1]) if part) if found else None

@@ -1,5 +1,5 @@
-"""One REPL child as the pool sees it: a request written, a reply read, within a deadline and a size. Framing is that of leanprover-community/repl:
-a JSON object, then an empty line, in both directions."""
+"""One REPL child as the pool sees it: a request written, a reply read, within a deadline and a size. Framing is that of
+leanprover-community/repl: a JSON object, then an empty line, in both directions."""
 
 import json
 import os
@@ -11,7 +11,8 @@ _CHUNK = 1 << 16
 
 
 class Fault(Exception):
-    """The child did not answer as it should. `kind`: timeout, output (over the cap), died, garbage (unreadable, or bytes nobody asked for)."""
+    """The child did not answer as it should. `kind`: timeout, output (over the cap), died, garbage (unreadable, or bytes nobody asked
+    for)."""
 
     def __init__(self, kind: str, detail: str):
         super().__init__(f"{kind}: {detail}")
@@ -46,7 +47,8 @@ class Child:
             return 0
 
     def request(self, message: dict[str, Any], *, deadline: float, cap: int) -> dict[str, Any]:
-        """Sends one request and returns its reply. `deadline` is a time.monotonic() value, `cap` the most bytes of the reply. Raises Fault."""
+        """Sends one request and returns its reply. `deadline` is a time.monotonic() value, `cap` the most bytes of the reply. Raises
+        Fault."""
         self._nothing_waits()
         frame = self._exchange(json.dumps(message, ensure_ascii=False).encode("utf-8") + b"\n\n", deadline, cap)
         try:
@@ -93,7 +95,9 @@ class Child:
                     raise Fault("output", f"a reply over {cap} bytes")
                 if end >= 0:
                     if unsent or end + 2 < len(got):
-                        raise Fault("garbage", f"bytes behind the reply, or a reply before the whole request: {bytes(got[end : end + 80])!r}")
+                        raise Fault(
+                            "garbage", f"bytes behind the reply, or a reply before the whole request: {bytes(got[end : end + 80])!r}"
+                        )
                     return bytes(got[:end])
 
     def _send(self, unsent: memoryview, events: int) -> memoryview:

@@ -1,13 +1,12 @@
 """Lean 4's tokens, as far as soundness needs them: what is code, and what is a comment, a string or part of an identifier.
 
-Lean's own tokenizer depends on a table of symbols that the imported library extends (`⁻¹'`, `→r`, `⟫_ℝ`). The table is not known here, so where
-the two readings of a text could differ in what is code, the text is refused (`Ambiguous`) or both readings are shown to the policy: a
-word that Lean may see as a keyword is always among the tokens returned. Identifiers follow Lean.Parser.Basic (v4.9.0-rc1): dotted chains and
-`«…»` are one token, the longest match wins, so `not_sorry` and `axiom.x` are identifiers and no keywords.
-"""
+Lean's own tokenizer depends on a table of symbols that the imported library extends (`⁻¹'`, `→r`, `⟫_ℝ`). The table is not known here, so
+where the two readings of a text could differ in what is code, the text is refused (`Ambiguous`) or both readings are shown to the policy:
+a word that Lean may see as a keyword is always among the tokens returned. Identifiers follow Lean.Parser.Basic (v4.9.0-rc1): dotted
+chains and `«…»` are one token, the longest match wins, so `not_sorry` and `axiom.x` are identifiers and no keywords."""
 
-from dataclasses import dataclass
-from typing import Literal
+import re
+from typing import NamedTuple
 
 SPACE = " \t\r\n"
 _OPENING = "([{⟨,;"  # no symbol of Lean or Mathlib continues past one of these with a quote, a dash or a slash
@@ -15,6 +14,7 @@ _APART = SPACE + _OPENING + ")]}⟩"
 # Symbols that Mathlib continues with letters (`→r`, `≃o`, `↪g`, `∘r`, `~r`, `⟫_ℝ`): a keyword may hide behind such a tail.
 _TAILED = "→↪≃≺≼∘~⟫⟶⥤⊗⇨‖ᵐ⁻"
 _LONGEST_TAIL = 3
+_COMMENT_MARK = re.compile("/-|-/")
 
 
 class Unreadable(ValueError):
@@ -25,11 +25,11 @@ class Ambiguous(ValueError):
     """What is code depends on Lean's symbol table; written with a space it would not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One token outside comments. `kind` "word" is an identifier or a keyword, "quoted" an identifier with «…»; the rest is what it says."""
+class Token(NamedTuple):
+    """One token outside comments. `kind` "word" is an identifier or a keyword, "quoted" an identifier with «…»; the rest is what it
+    says."""
 
-    kind: Literal["word", "quoted", "number", "string", "character", "symbol"]
+    kind: str  # "word", "quoted", "number", "string", "character" or "symbol"
     text: str
     start: int  # index into the text
     hidden: tuple[str, ...] = ()  # words that another symbol table would show inside this token
@@ -45,29 +45,14 @@ def tokens(text: str) -> list[Token]:
     return _Lexer(text).run()
 
 
-def _first(c: str) -> bool:
-    return (c.isascii() and c.isalpha()) or c == "_" or _letter_like(c)
-
-
-def _rest(c: str) -> bool:
-    return (c.isascii() and c.isalnum()) or c in "_'!?" or _letter_like(c) or _subscript(c)
-
-
-def _letter_like(c: str) -> bool:
-    n = ord(c)
-    return (
-        (0x3B1 <= n <= 0x3C9 and n != 0x3BB)
-        or (0x391 <= n <= 0x3A9 and n not in (0x3A0, 0x3A3))
-        or 0x3CA <= n <= 0x3FB
-        or 0x1F00 <= n <= 0x1FFE
-        or 0x2100 <= n <= 0x214F
-        or 0x1D49C <= n <= 0x1D59F
-    )
-
-
-def _subscript(c: str) -> bool:
-    n = ord(c)
-    return 0x2080 <= n <= 0x2089 or 0x2090 <= n <= 0x209C or 0x1D62 <= n <= 0x1D6A
+# Lean.isIdFirst and isIdRest of v4.9.0-rc1, as character classes.
+_LETTERS = (
+    "a-zA-Z_\u03b1-\u03ba\u03bc-\u03c9\u0391-\u039f\u03a1\u03a2\u03a4-\u03a9\u03ca-\u03fb\u1f00-\u1ffe\u2100-\u214f\U0001d49c-\U0001d59f"
+)
+_PART = rf"[{_LETTERS}][{_LETTERS}0-9'!?\u2080-\u2089\u2090-\u209c\u1d62-\u1d6a]*"
+_WORD = re.compile(rf"(?:{_PART}|«[^»]*»)(?:\.(?:{_PART}|«[^»]*»))*")
+_WORDS_OF_COMMENT = re.compile(rf"#?{_PART}")
+_BLANK = re.compile(rf"[{SPACE}]+")
 
 
 class _Lexer:
@@ -80,7 +65,7 @@ class _Lexer:
         while self.i < len(self.text):
             c = self.text[self.i]
             if c in SPACE:
-                self.i += 1
+                self.i = _BLANK.match(self.text, self.i).end()  # type: ignore[union-attr]
             elif self.text.startswith("--", self.i):
                 self._line_comment()
             elif self.text.startswith("/-", self.i):
@@ -93,19 +78,23 @@ class _Lexer:
                 self._number()
             elif c == "r" and self._raw_start():
                 self._raw_string()
-            elif c == "«" or _first(c):
-                self._word()
+            elif found := _WORD.match(self.text, self.i):
+                self._word(found[0])
+            elif c == "«":
+                raise self._fail("unterminated «")
             else:
                 self._add("symbol", self.i + 1)
         return self.found
 
     def _add(self, kind: str, end: int, hidden: tuple[str, ...] = ()) -> None:
-        self.found.append(Token(kind, self.text[self.i : end], self.i, hidden))  # type: ignore[arg-type]
+        self.found.append(Token(kind, self.text[self.i : end], self.i, hidden))
         self.i = end
 
     def _glued(self) -> bool:
         """A symbol stands directly before: Lean's longest match may reach over this position."""
-        return self.i > 0 and bool(self.found) and self.found[-1].kind == "symbol" and self.text[self.i - 1] not in _APART and self._touches()
+        return (
+            self.i > 0 and bool(self.found) and self.found[-1].kind == "symbol" and self.text[self.i - 1] not in _APART and self._touches()
+        )
 
     def _touches(self) -> bool:
         last = self.found[-1]
@@ -115,7 +104,7 @@ class _Lexer:
         return Unreadable(f"line {line_of(self.text, self.i if at is None else at)}: {what}")
 
     def _doubt(self, what: str) -> Ambiguous:
-        return Ambiguous(f"line {line_of(self.text, self.i)}: {what}; write a space before it")
+        return Ambiguous(f"line {line_of(self.text, self.i)}: {what}")
 
     # Comments. One that begins right behind a symbol (`<--x`, `//-x`) may be code for Lean: its words are shown as hidden ones.
 
@@ -135,13 +124,10 @@ class _Lexer:
         elif i < len(self.text):
             i += 1  # Lean skips the character after /-
         while depth:
-            close, open_ = self.text.find("-/", i), self.text.find("/-", i)
-            if close < 0:
+            mark = _COMMENT_MARK.search(self.text, i)
+            if not mark:
                 raise self._fail("unterminated comment", begin)
-            if 0 <= open_ < close:
-                depth, i = depth + 1, open_ + 2
-            else:
-                depth, i = depth - 1, close + 2
+            depth, i = depth + (1 if mark[0] == "/-" else -1), mark.end()
         self._comment_as_code(i)
         self.i = i
 
@@ -150,11 +136,9 @@ class _Lexer:
             return
         body = self.text[self.i + 2 : end]
         if any(mark in body for mark in ('"', "«", "/-", "'")):
-            raise self._doubt("a comment right behind a symbol")
-        words = "".join(c if _rest(c) or c in ".#" else " " for c in body).split()
+            raise self._doubt("a comment right behind a symbol; write a space before it")
         last = self.found[-1]
-        parts = tuple(part for word in words for part in (word, *word.split(".")))
-        self.found[-1] = Token(last.kind, last.text, last.start, last.hidden + parts)
+        self.found[-1] = last._replace(hidden=last.hidden + tuple(_WORDS_OF_COMMENT.findall(body)))
 
     # Quotes.
 
@@ -167,7 +151,7 @@ class _Lexer:
             if c == '"':
                 break
             brace |= c == "{"
-            i += 2 if c == "\\" else 1
+            i = self._escape(i + 1) if c == "\\" else i + 1
         # s!"{…}" holds code, as do the strings of throwError and trace[…]. Behind plain punctuation a string is a string.
         if brace and self.found and not (self.found[-1].kind == "symbol" and self.found[-1].text in "=(,:+[<|·"):
             raise self._doubt("a string with { may hold code here; put it in parentheses")
@@ -183,7 +167,7 @@ class _Lexer:
 
     def _raw_string(self) -> None:
         if self.i and self.text[self.i - 1] not in SPACE + _OPENING:
-            raise self._doubt("a raw string right behind another token")
+            raise self._doubt("a raw string right behind another token; write a space before it")
         quote = self.text.index('"', self.i)
         closing = '"' + "#" * (quote - self.i - 1)
         end = self.text.find(closing, quote + 1)
@@ -191,18 +175,28 @@ class _Lexer:
             raise self._fail("unterminated raw string")
         self._add("string", end + len(closing))
 
+    def _escape(self, i: int) -> int:
+        """Where an escape sequence ends whose backslash stands before i. Behind an unknown one Lean would read the string's rest as
+        code."""
+        c = self.text[i : i + 1]
+        length = {"x": 2, "u": 4}.get(c, 0)
+        digits = self.text[i + 1 : i + 1 + length]
+        if not c or c not in "\\\"'rntxu\n" or len(digits) < length or not all(d in "0123456789abcdefABCDEF" for d in digits):
+            raise self._fail("unknown escape sequence", i)
+        return i + 1 + length
+
     def _quote(self) -> None:
         text, i = self.text, self.i
-        following, after = text[i + 1 : i + 2], text[i + 2 : i + 3]
-        if self._glued():  # the end of a symbol such as ⁻¹', or a character
-            if following in ("'", "\\") or (after == "'" and following in '"-/«#'):
-                raise self._doubt("a quote right behind a symbol")
-            self._add("symbol", i + 1)
+        following, after, glued = text[i + 1 : i + 2], text[i + 2 : i + 3], self._glued()
+        if glued and (following in ("'", "\\", '"', "«") or (after == "'" and not (text[i - 1].isascii() and following.isalnum()))):
+            raise self._doubt("a quote right behind a symbol; write a space before it")
+        if glued and not text[i - 1].isascii():
+            self._add("symbol", i + 1)  # the end of a symbol such as ⁻¹'
         elif following == "'":  # the image symbol
             self._add("symbol", i + 2)
         elif following == "\\":
-            end = text.find("'", i + 3)
-            if end < 0 or end > i + 8:
+            end = self._escape(i + 2)
+            if text[end : end + 1] != "'":
                 raise self._fail("unterminated character")
             self._add("character", end + 1)
         elif after == "'":
@@ -230,24 +224,8 @@ class _Lexer:
             i += 1
         return i
 
-    def _word(self) -> None:
-        text, i, quoted = self.text, self.i, False
-        while True:
-            if text[i] == "«":
-                quoted = True
-                end = text.find("»", i)
-                if end < 0:
-                    raise self._fail("unterminated «")
-                i = end + 1
-            else:
-                i += 1
-                while i < len(text) and _rest(text[i]):
-                    i += 1
-            if not (text.startswith(".", i) and i + 1 < len(text) and (_first(text[i + 1]) or text[i + 1] == "«")):
-                break
-            i += 1
-        word = text[self.i : i]
+    def _word(self, word: str) -> None:
         hidden: tuple[str, ...] = ()
-        if self._glued() and text[self.i - 1] in _TAILED:
+        if self._glued() and self.text[self.i - 1] in _TAILED:
             hidden = tuple(word[k:] for k in range(1, min(_LONGEST_TAIL, len(word)) + 1))
-        self._add("quoted" if quoted else "word", i, hidden)
+        self._add("quoted" if "«" in word else "word", self.i + len(word), hidden)

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from align.lean._errors import LeanError, StatementError
-from align.lean._lexer import SPACE, Ambiguous, Token, Unreadable, line_of, tokens
+from align.lean._lexer import Ambiguous, Token, Unreadable, line_of, tokens
 from align.lean._words import AESOP_RULES, DECLARATIONS, HASH_ALLOWED, HASH_REFUSED, OPTIONS, REFUSED, SORRY
 
 _NAME = re.compile(r"[^\W\d][\w'!?₀-₉]*(\.[^\W\d][\w'!?₀-₉]*)*")
@@ -16,9 +16,9 @@ _NO_THEOREM = frozenset({"def", "abbrev"})
 class Policy:
     """What submissions may say.
 
-    `allow` lifts the refusal of single words ("instance", "#eval", "@[simp]" as "@["); `options` are the names set_option may set ("linter" stands
-    for all linter.* options); `axioms` is the whole set that an accepted proof may rest on; `max_characters` bounds a submission.
-    """
+    `allow` lifts the refusal of single words ("instance", "#eval", "@[simp]" as "@["); `options` are the names set_option may set
+    ("linter" stands for all linter.* options); `axioms` is the whole set that an accepted proof may rest on; `max_characters` bounds a
+    submission."""
 
     allow: frozenset[str] = frozenset()
     options: frozenset[str] = OPTIONS
@@ -111,7 +111,8 @@ class _Reader:
             return self.refuse("forbidden", token, "@[…] sets attributes")
         if token.text == "#" and following and following.kind in ("word", "quoted"):
             word = following.text.rstrip("!?")
-            alone = not self.text[: token.start].rpartition("\n")[2].strip(SPACE)
+            before = self.found[k - 1]
+            alone = k == 0 or "\n" in self.text[before.start + len(before.text) : token.start]
             refused = word in HASH_REFUSED or (alone and word not in HASH_ALLOWED)
             if refused and f"#{word}" not in self.policy.allow:
                 return self.refuse("forbidden", token, f"#{following.text} is a command that is not part of a proof")
@@ -150,7 +151,9 @@ def check_statement(statement: str) -> None:
         raise StatementError("the statement is empty; give a proposition such as ∀ n : Nat, n + 0 = n")
     for token in found:
         if token.kind == "word" and token.text in DECLARATIONS:
-            raise StatementError(f"the statement holds the command word {token.text}; give the proposition alone (statement_of cuts a theorem)")
+            raise StatementError(
+                f"the statement holds the command word {token.text}; give the proposition alone (statement_of cuts a theorem)"
+            )
         if token.text in closing.values():
             depth.append(token.text)
         elif token.text in closing and (not depth or depth.pop() != closing[token.text]):

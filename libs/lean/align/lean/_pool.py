@@ -51,7 +51,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class End:
-    """How a child ended: exit code (negative: the signal), why the supervisor killed it ("", "asked", "memory"), peak resident bytes, stderr's tail."""
+    """How a child ended: exit code (negative: the signal), why the supervisor killed it ("", "asked", "memory"), peak resident bytes,
+    stderr's tail."""
 
     code: int
     why: str
@@ -127,9 +128,8 @@ class _Channel:
 class LeanPool:
     """`workers` children of one toolchain behind one supervisor process; thread-safe; a context manager.
 
-    Children are started when first needed and keep one header each: a request for another header replaces the child that has waited longest.
-    After a fork the copy in the new process refuses to work; the original goes on.
-    """
+    Children are started when first needed and keep one header each: a request for another header replaces the child that has waited
+    longest. After a fork the copy in the new process refuses to work; the original goes on."""
 
     def __init__(self, toolchain: Toolchain, workers: int | None = None, limits: Limits | None = None):
         self.toolchain = toolchain
@@ -223,7 +223,9 @@ class LeanPool:
             reply = child.request({"cmd": header}, deadline=deadline, cap=self.limits.reply_bytes)
             errors = [m["data"] for m in reply.get("messages", []) if m["severity"] == "error"]
             if errors or "message" in reply:
-                raise HeaderError(f"the header does not elaborate under {self.toolchain.label}: {str(reply.get('message') or errors[0])[:500]}")
+                raise HeaderError(
+                    f"the header does not elaborate under {self.toolchain.label}: {str(reply.get('message') or errors[0])[:500]}"
+                )
             child.header, child.root = header, int(reply["env"])
         except (KeyError, TypeError, ValueError) as trouble:
             self.end(child)
@@ -232,7 +234,9 @@ class LeanPool:
             raise Fault("garbage", f"a reply to the header that is none: {trouble!r}") from None
         except Fault as fault:
             end = self.end(child)
-            raise Fault("start", f"the child did not import its header ({fault}); it ended with {end.code} {end.why}: {end.stderr[-300:]}") from None
+            raise Fault(
+                "start", f"the child did not import its header ({fault}); it ended with {end.code} {end.why}: {end.stderr[-300:]}"
+            ) from None
         except BaseException:
             self.end(child)
             raise
@@ -242,7 +246,10 @@ class LeanPool:
         with self._ready:
             if self._closed:
                 raise LeanError("the pool is closed")
-            if self._channel is None or self._channel.lost:
+            if self._channel and self._channel.lost:
+                self._channel.close()
+                self._channel = None
+            if self._channel is None:
                 self._channel = _Channel()
                 self.counts["supervisors"] += 1
             channel = self._channel

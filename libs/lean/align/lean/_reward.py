@@ -9,7 +9,7 @@ from align.lean._check import Verdict, check_in
 from align.lean._errors import HeaderError, StatementError
 from align.lean._policy import Policy
 from align.lean._pool import LeanPool
-from align.lean._text import extract_code, statement_of, without_header
+from align.lean._text import extract_code, preamble_of, split_imports, statement_of, without_header
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,10 @@ class Problem:
 
     @classmethod
     def of_theorem(cls, theorem: str, header: str = "") -> "Problem":
-        """From a data set's theorem text, `theorem NAME (binders) : proposition := …`."""
+        """From a data set's text, `theorem NAME (binders) : proposition := …`; what it declares before the theorem joins the header."""
         name, statement = statement_of(theorem)
-        return cls(statement, name, header)
+        imports, preamble = split_imports(preamble_of(theorem))
+        return cls(statement, name, imports + header + (preamble and f"{preamble}\n"))
 
 
 class LeanReward:

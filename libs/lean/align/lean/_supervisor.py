@@ -1,13 +1,13 @@
 """The process between a pool and its Lean children: started as a script, `python -I -S _supervisor.py FD PARENT_PID`.
 
-It spawns children with limits and an environment of their own, watches their memory, drains their stderr, and sees to it that nothing of them is
-left: after a kill, after a child's own death, and when the parent is gone, however that came about. The parent is watched twice: its socket
-ends, and its pidfd becomes readable (a fork of the trainer may hold the socket open). Descendants that call setsid or fork twice come back
-here, because this process is their subreaper; a process that has no living Lean child above it is killed at sight.
+It spawns children with limits and an environment of their own, watches their memory, drains their stderr, and sees to it that nothing of
+them is left: after a kill, after a child's own death, and when the parent is gone, however that came about. The parent is watched twice:
+its socket ends, and its pidfd becomes readable (a fork of the trainer may hold the socket open). Descendants that call setsid or fork
+twice come back here, because this process is their subreaper; a process that has no living Lean child above it is killed at sight.
 
-Messages are JSON objects, one a packet. In: spawn (id, command, environment, directory, memory, address_space, file), kill (id). Out: spawned (id,
-pid; with the child's stdin and stdout as file descriptors), gone (id, code, why, peak, stderr). One thread; all sizes in bytes.
-"""
+Messages are JSON objects, one a packet. In: spawn (id, command, environment, directory, memory, address_space, file), kill (id). Out:
+spawned (id, pid; with the child's stdin and stdout as file descriptors), gone (id, code, why, peak, stderr). One thread; all sizes in
+bytes."""
 
 import ctypes
 import json
@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 TICK_S = 0.02  # memory fills at 2.4 GiB/s: 49 MiB a tick
 BUSY_TICK_S = 0.003  # while something is being killed
@@ -170,7 +171,7 @@ class Supervisor:
                     kill_tree(worker.pid)
         return True
 
-    def _spawn(self, message: dict) -> None:
+    def _spawn(self, message: dict[str, Any]) -> None:
         pipes = [os.pipe() for _ in range(3)]
         (in_read, in_write), (out_read, out_write), (err_read, err_write) = pipes
         supervisor = os.getpid()
@@ -243,7 +244,13 @@ class Supervisor:
                 self._drain(worker.stderr)
                 self._close_stderr(worker)
             del self.workers[worker.number]
-            told = {"op": "gone", "id": worker.number, "code": os.waitstatus_to_exitcode(worker.status), "why": worker.why, "peak": worker.peak}
+            told = {
+                "op": "gone",
+                "id": worker.number,
+                "code": os.waitstatus_to_exitcode(worker.status or 0),
+                "why": worker.why,
+                "peak": worker.peak,
+            }
             told["stderr"] = worker.tail.decode("utf-8", "replace")
             with suppress(OSError):
                 self.channel.send(json.dumps(told).encode())
@@ -262,7 +269,7 @@ class Supervisor:
             time.sleep(0.001)
 
 
-def _become(message: dict, supervisor: int, stdin: int, stdout: int, stderr: int) -> None:
+def _become(message: dict[str, Any], supervisor: int, stdin: int, stdout: int, stderr: int) -> None:
     """In the fork: limits, descriptors, environment, and the child's program. Does not return."""
     try:
         os.setsid()
@@ -272,7 +279,11 @@ def _become(message: dict, supervisor: int, stdin: int, stdout: int, stderr: int
         _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         for target, fd in enumerate((stdin, stdout, stderr)):
             os.dup2(fd, target)
-        for limit, size in ((resource.RLIMIT_AS, message["address_space"]), (resource.RLIMIT_FSIZE, message["file"]), (resource.RLIMIT_CORE, 0)):
+        for limit, size in (
+            (resource.RLIMIT_AS, message["address_space"]),
+            (resource.RLIMIT_FSIZE, message["file"]),
+            (resource.RLIMIT_CORE, 0),
+        ):
             hard = resource.getrlimit(limit)[1]
             size = size if hard == resource.RLIM_INFINITY else min(size, hard)
             resource.setrlimit(limit, (size, size))

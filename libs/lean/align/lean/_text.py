@@ -26,21 +26,33 @@ def split_imports(text: str) -> tuple[str, str]:
 
 
 def without_header(submission: str, header: str) -> str:
-    """A submission that repeats the header loses it: the whole header, or leading imports of modules that the header imports."""
-    if header.strip() and submission.lstrip().startswith(header.strip()):
-        return submission.lstrip()[len(header.strip()) :]
-    imports, rest = split_imports(submission)
-    known = set(split_imports(header)[0].splitlines())
-    return rest if imports and set(imports.splitlines()) <= known else submission
+    """A submission that repeats the header loses it: the whole of it, or leading imports of modules that it imports and then the rest of
+    it."""
+    imports, declarations = split_imports(header)
+    own, rest = split_imports(submission)
+    if own and not set(own.splitlines()) <= set(imports.splitlines()):
+        return submission
+    declarations = declarations.strip()
+    return rest.lstrip()[len(declarations) :] if declarations and rest.lstrip().startswith(declarations) else rest
 
 
 def statement_of(theorem: str) -> tuple[str, str]:
-    """(name, proposition) of a theorem's text up to its `:=`, as data sets store it: binders become ∀. Raises StatementError."""
+    """(name, proposition) of a theorem's text up to its `:=`, as data sets store it: binders become ∀. Of several the last. Raises
+    StatementError."""
+    return _cut(theorem)[1:]
+
+
+def preamble_of(theorem: str) -> str:
+    """What a data set's text declares before its (last) theorem: definitions that belong to the header. Raises StatementError."""
+    return _cut(theorem)[0]
+
+
+def _cut(theorem: str) -> tuple[str, str, str]:
     try:
         found = tokens(theorem)
     except (Ambiguous, Unreadable) as trouble:
         raise StatementError(f"the theorem cannot be read: {trouble}") from None
-    begin = next((k for k, t in enumerate(found) if t.kind == "word" and t.text in ("theorem", "lemma")), None)
+    begin = max((k for k, t in enumerate(found) if t.kind == "word" and t.text in ("theorem", "lemma")), default=None)
     if begin is None or begin + 1 >= len(found) or found[begin + 1].kind not in ("word", "quoted"):
         raise StatementError("no `theorem NAME` in the text; give a theorem, or a bare proposition and its name")
     name, k = found[begin + 1].text, begin + 2
@@ -57,7 +69,8 @@ def statement_of(theorem: str) -> tuple[str, str]:
     proposition = theorem[type_begin:type_end].strip()
     if not proposition:
         raise StatementError(f"theorem {name} has no proposition behind its `:`")
-    return name, f"∀ {binders}\n, ({proposition}\n)" if binders else proposition
+    before = theorem[: found[begin - 1].start + len(found[begin - 1].text)] if begin else ""
+    return before, name, f"∀ {binders}\n, ({proposition}\n)" if binders else proposition
 
 
 def _find(found: list[Token], begin: int, what: str) -> int | None:

@@ -50,16 +50,15 @@ class Toolchain:
 def find_toolchain(prefix: str | os.PathLike[str] | None = None) -> Toolchain:
     """The toolchain at `prefix`, else at $ALIGN_LEAN, else at the default prefix; the first that is named must be whole.
 
-    Raises ToolchainNotFound, naming where it looked and the command that installs one, also where the installation's PINS.json differs from the
-    pins of this library or a recorded digest from the file on disk.
-    """
+    Raises ToolchainNotFound, naming where it looked and the command that installs one, also where the installation's PINS.json differs
+    from the pins of this library or a recorded digest from the file on disk."""
     named = prefix or os.environ.get(VARIABLE)
     where = Path(named) if named else DEFAULT_PREFIX
     source = "the given path" if prefix else f"${VARIABLE}" if named else "the default prefix"
     record = where / "PINS.json"
     if not record.is_file():
         raise ToolchainNotFound(
-            f"no Lean toolchain at {where} ({source}: no PINS.json in it); install one with {SET_UP}, then {VARIABLE}=PREFIX or prefix=PREFIX"
+            f"no Lean toolchain at {where} ({source}: no PINS.json in it); install one with {SET_UP}, then set {VARIABLE}=PREFIX"
         )
     try:
         pins = json.loads(record.read_text(encoding="utf-8"))

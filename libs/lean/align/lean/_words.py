@@ -1,9 +1,8 @@
 """The words a submission may not use, and why. Lean v4.9.0-rc1 and Mathlib of June 2024, with the later commands up to v4.35.
 
-A command can begin anywhere, not only in the first column (`:= trivial axiom cheat : False` is two commands), so a refused word is refused
-wherever it is code. Allowed commands: theorem, lemma, def, abbrev, example, open, namespace, section, end, variable, universe, set_option (of listed
-options), include, omit, mutual, with the modifiers private, protected, noncomputable, nonrec, local, scoped.
-"""
+A command can begin anywhere, not only in the first column (`:= trivial axiom cheat : False` is two commands), so a refused word is
+refused wherever it is code. Allowed commands: theorem, lemma, def, abbrev, example, open, namespace, section, end, variable, universe,
+set_option (of listed options), include, omit, mutual, with the modifiers private, protected, noncomputable, nonrec, local, scoped."""
 
 _COMMANDS = {
     "adds an axiom or an opaque constant": "axiom opaque init_quot",
@@ -22,8 +21,9 @@ _COMMANDS = {
     "registers something for the whole library": (
         "register_option register_builtin_option register_simp_attr register_label_attr register_tag_attr register_error_explanation"
         " register_hint register_linter_set declare_aesop_rule_sets add_aesop_rules erase_aesop_rules library_note set_premise_selector"
-        " set_library_suggestions insert_to_additive_translation grind_pattern show_panel_widgets recommended_spelling mk_iff_of_inductive_prop"
-        " gen_injective_theorems% compile_inductive compile_def suppress_compilation unsuppress_compilation seal unseal restate_axiom"
+        " set_library_suggestions insert_to_additive_translation grind_pattern show_panel_widgets recommended_spelling"
+        " mk_iff_of_inductive_prop"
+        " gen_injective_theorems% suppress_compilation unsuppress_compilation seal unseal restate_axiom"
         " extend_docs compile_inductive% compile_def% proof_wanted unset_option deprecated_module deprecated_syntax docs_to_verso sudo"
     ),
     "brings in or hides modules": "import prelude module public meta import_private assert_exists assert_not_exists",
@@ -32,11 +32,13 @@ _COMMANDS = {
 REFUSED: dict[str, str] = {word: why for why, words in _COMMANDS.items() for word in words.split()}
 
 # aesop's own rules may be called unsafe; before one of these, or a number, the word is no modifier.
-AESOP_RULES = frozenset("apply constructors cases forward destruct norm simp tactic unfold".split())
+_AESOP_RULES = "apply constructors cases forward destruct norm simp tactic unfold"
+AESOP_RULES = frozenset(_AESOP_RULES.split())
 
 SORRY = frozenset({"sorry", "admit", "sorryAx"})
 _HASH = (
-    "eval exit reduce synth guard guard_msgs guard_expr html widget sample test check_tactic check_tactic_failure check_simp check_failure lint"
+    "eval exit reduce synth guard guard_msgs guard_expr html widget sample test check_tactic check_tactic_failure check_simp check_failure"
+    " lint"
     " find search help conv simp norm_num ring whnf whnfR unfold find_home import_path min_imports redundant_imports show_unused"
     " explode print_prefix compile with_exporting discr_tree_key"
 )
@@ -64,7 +66,8 @@ OPTIONS = frozenset(
 )
 
 # Words of a whole command: none of them can be in a statement, which is one term.
-DECLARATIONS = frozenset(
+_DECLARATIONS = (
     "theorem lemma def abbrev example open namespace section end variable universe set_option include omit mutual private protected"
-    " noncomputable nonrec local scoped where termination_by decreasing_by".split()
+    " noncomputable nonrec local scoped where termination_by decreasing_by"
 )
+DECLARATIONS = frozenset(_DECLARATIONS.split())
