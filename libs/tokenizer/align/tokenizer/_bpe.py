@@ -1,18 +1,18 @@
 """Byte-pair encoding of one word, and the cache of words.
 
-Symbols are token strings; a merge is looked up as "left<separator>right". With an empty separator the ranks are those of whole tokens,
-and any two neighbours that make one merge (tiktoken's rule). With byte-level models a word is first written in
-GPT-2's byte alphabet, one printable character per byte.
+Symbols are token ids. `rows[left]` maps each right-hand id that merges with `left` to the merge's rank, and `made[rank]` is the id of
+what it makes. The texts of symbols are needed for offsets and reports alone.
 """
 
-import itertools
-import re
 from array import array
 from heapq import heapify, heappop, heappush
-from typing import Any
+from itertools import pairwise
+from operator import add
+from typing import Any, NamedTuple
 
 _LONG = 48  # symbols; above, a heap beats scanning
 _INFINITE = 1 << 60
+_NOTHING: dict[int, int] = {}
 
 
 def _byte_alphabet() -> list[str]:
@@ -30,6 +30,63 @@ BYTE_TO_CHAR = _byte_alphabet()
 CHAR_TO_BYTE = {char: byte for byte, char in enumerate(BYTE_TO_CHAR)}
 
 
+class Merges(NamedTuple):
+    """The merges by ids. rows[-1] is empty: −1 stands after the last symbol of a word."""
+
+    rows: Any  # rows[left].get(right, default)
+    made: Any  # made[rank]
+
+
+def merges_of(vocab: dict[str, int], flat: list[str]) -> Merges:
+    """From the tokens left, right, left, right, … in order of rank. A repeated merge keeps its last rank, as in the reference.
+    Raises KeyError where a token is not in the vocabulary."""
+    lefts, rights = flat[::2], flat[1::2]
+    made = list(map(vocab.__getitem__, map(add, lefts, rights)))
+    rows: Any = _row_table(vocab)
+    for rank, (left, right) in enumerate(zip(map(vocab.__getitem__, lefts), map(vocab.__getitem__, rights), strict=True)):
+        row = rows[left]
+        if row:
+            row[right] = rank
+        else:
+            rows[left] = {right: rank}
+    return Merges(rows, made)
+
+
+def _row_table(vocab: dict[str, int]) -> Any:
+    """A list, unless the ids have wide gaps."""
+    largest = max(vocab.values(), default=0)
+    if largest <= 2 * len(vocab) + 1000:
+        return [_NOTHING] * (largest + 2)
+    return dict.fromkeys([*vocab.values(), -1], _NOTHING)
+
+
+class _RankRow:
+    """What one token can merge with, where any two neighbours merge that make a token."""
+
+    def __init__(self, left: str, tokens: dict[int, str], ranks: dict[str, int]) -> None:
+        self._left, self._tokens, self._ranks = left, tokens, ranks
+
+    def get(self, right: int, default: Any = None) -> Any:
+        return self._ranks.get(self._left + self._tokens[right], default) if right >= 0 else default
+
+
+class _RankRows(dict[int, Any]):
+    """The rows of tiktoken-style files, which rank whole tokens; each is made when it is first needed."""
+
+    def __init__(self, vocab: dict[str, int], ranks: dict[str, int]) -> None:
+        super().__init__({-1: _NOTHING})
+        self._tokens, self._ranks = {i: token for token, i in vocab.items()}, ranks
+
+    def __missing__(self, left: int) -> _RankRow:
+        row = self[left] = _RankRow(self._tokens[left], self._tokens, self._ranks)
+        return row
+
+
+def merges_of_ranks(vocab: dict[str, int], ranks: dict[str, int]) -> Merges:
+    """Where the ranks are those of whole tokens, and any two neighbours that make one merge (tiktoken's rule)."""
+    return Merges(_RankRows(vocab, ranks), dict(zip(ranks.values(), map(vocab.__getitem__, ranks), strict=True)))
+
+
 class Bpe(dict[str, tuple[int, ...]]):
     """The model, as the cache of what it made of each word: `bpe[word]` is the tuple of ids.
 
@@ -39,8 +96,7 @@ class Bpe(dict[str, tuple[int, ...]]):
     def __init__(
         self,
         vocab: dict[str, int],
-        ranks: dict[str, int],
-        separator: str,
+        merges: Merges,
         *,
         unk: str | None,
         fuse_unk: bool,
@@ -50,22 +106,44 @@ class Bpe(dict[str, tuple[int, ...]]):
         cache_words: int = 100_000,
     ) -> None:
         super().__init__()
-        self.vocab, self.ranks, self.separator = vocab, ranks, separator
+        self.vocab, self.merges = vocab, merges
         self.unk, self.fuse_unk, self.ignore_merges, self.byte_level = unk, fuse_unk, ignore_merges, byte_level
         self.byte_tokens = [f"<0x{b:02X}>" for b in range(256)] if byte_fallback else None
         self.cache_words = cache_words
-        self._last: tuple[str, list[str]] = ("", [])  # the last long word, which no cache keeps
-        self.space = " "  # what a space in a word stands for
-        self._pairs = {key[0] + key[-1]: rank for key, rank in ranks.items() if len(key) == 2 + len(separator)}  # of single characters
-        self._whole_alphabet = byte_level and all(char in vocab for char in BYTE_TO_CHAR)
+        self._last: tuple[str, tuple[int, ...]] = ("", ())  # the last long word, which no cache keeps
+        self._tokens: dict[int, str] | None = None
+        self.reads_spaces_as(" ")
+
+    def reads_spaces_as(self, space: str) -> None:
+        """Sets what a space in a word stands for."""
+        self.space = space
+        # The id of each byte, or of each character that is a token; None or nothing where there is none.
+        self._bytes = [self.vocab.get(char) for char in BYTE_TO_CHAR] if self.byte_level else []
+        self._chars = {} if self.byte_level else {char: i for char, i in self.vocab.items() if len(char) == 1}
+        if space != " ":
+            self._chars.pop(" ", None)
+            self._chars.update({" ": self._chars[space]} if space in self._chars else {})
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = tuple(map(self.vocab.__getitem__, self.symbols(word)))
-        if len(word) <= 256:
-            if len(self) >= self.cache_words:
-                self.clear()
-            self[word] = ids
+        if len(word) > 256:
+            if self._last[0] != word:
+                self._last = (word, self._ids(word))
+            return self._last[1]
+        ids = self._ids(word)
+        if len(self) >= self.cache_words:
+            self.clear()
+        self[word] = ids
         return ids
+
+    def _ids(self, word: str) -> tuple[int, ...]:
+        if self.ignore_merges:
+            known = self.vocab.get(self.written(word))
+            if known is not None:
+                return (known,)
+        parts: list[Any] = list(map(self._bytes.__getitem__, word.encode()) if self.byte_level else map(self._chars.get, word))
+        if None in parts:
+            parts = list(map(self.vocab.__getitem__, self.first_symbols(self.written(word))))
+        return tuple(self.merged(parts) if len(parts) <= _LONG else self.merged_long(parts))
 
     def written(self, word: str) -> str:
         """The word in the vocabulary's writing."""
@@ -73,24 +151,12 @@ class Bpe(dict[str, tuple[int, ...]]):
 
     def symbols(self, word: str) -> list[str]:
         """The token strings of a word."""
-        if len(word) <= 256:
-            return self._symbols(self.written(word))
-        last = self._last
-        if last[0] != word:
-            last = self._last = (word, self._symbols(self.written(word)))
-        return last[1]
+        return list(map(self.token_of, self[word]))
 
-    def _symbols(self, word: str) -> list[str]:
-        if self.ignore_merges and word in self.vocab:
-            return [word]
-        if len(word) <= _LONG and (self._whole_alphabet or all(map(self.vocab.__contains__, word))):
-            pair = self._pairs.get
-            return self._merge(list(word), [pair(a + b, _INFINITE) for a, b in itertools.pairwise(word)])
-        parts = self.first_symbols(word)
-        if len(parts) > _LONG:
-            return self._merge_long(parts)
-        rank, sep = self.ranks.get, self.separator
-        return self._merge(parts, [rank(a + sep + b, _INFINITE) for a, b in itertools.pairwise(parts)])
+    def token_of(self, token_id: int) -> str:
+        if self._tokens is None:
+            self._tokens = {i: token for token, i in self.vocab.items()}
+        return self._tokens[token_id]
 
     def first_symbols(self, chars: str) -> list[str]:
         """Characters that are no token become byte tokens, else the unknown token, else nothing."""
@@ -113,54 +179,52 @@ class Bpe(dict[str, tuple[int, ...]]):
                 waiting = True
         return [*parts, unk] if waiting else parts
 
-    def _merge(self, parts: list[str], found: list[int]) -> list[str]:
-        """Merges the pair of lowest rank, leftmost first, until none is left; `found` holds the rank of each adjacent pair."""
-        get, sep = self.ranks.get, self.separator
-        while found:
-            best = min(found)
-            if best == _INFINITE:
-                break
+    def merged(self, parts: list[int]) -> list[int]:
+        """Merges the pair of lowest rank, leftmost first, until none is left. In place; for short words."""
+        if len(parts) < 2:
+            return parts
+        rows, made = self.merges.rows, self.merges.made
+        parts.append(-1)  # with it, found[-1] is always infinite: neither end needs a test
+        found = [rows[left].get(right, _INFINITE) for left, right in pairwise(parts)]
+        while (best := min(found)) != _INFINITE:
             at = found.index(best)
-            token = parts[at] = parts[at] + parts.pop(at + 1)
-            del found[at]
-            if at < len(found):
-                found[at] = get(token + sep + parts[at + 1], _INFINITE)
-            if at:
-                found[at - 1] = get(parts[at - 1] + sep + token, _INFINITE)
+            parts[at] = token = made[best]
+            del parts[at + 1], found[at]
+            found[at] = rows[token].get(parts[at + 1], _INFINITE)
+            found[at - 1] = rows[parts[at - 1]].get(token, _INFINITE)
+        del parts[-1]
         return parts
 
-    def _merge_long(self, parts: list[str]) -> list[str]:
+    def merged_long(self, parts: list[int]) -> list[int]:
         """The same with a heap of rank × size + position over a linked list."""
-        get, sep, size = self.ranks.get, self.separator, len(parts)
+        rows, made, size = self.merges.rows, self.merges.made, len(parts)
         after, before = array("q", range(1, size + 1)), array("q", range(-1, size - 1))
         heap = []
-        for at in range(size - 1):
-            rank = get(parts[at] + sep + parts[at + 1])
+        for at, (left, right) in enumerate(pairwise(parts)):
+            rank = rows[left].get(right)
             if rank is not None:
                 heap.append(rank * size + at)
         heapify(heap)
-        alive = parts
         while heap:
             rank, at = divmod(heappop(heap), size)
-            left = alive[at]  # "" where it has gone into its left neighbour
-            right_at = after[at]
+            left, right_at = parts[at], after[at]  # −1 where it has gone into its left neighbour
             # An entry is stale when either side has changed since: then the pair has another rank, or none.
-            if not left or right_at >= size or get(left + sep + alive[right_at]) != rank:
+            if left < 0 or right_at >= size or rows[left].get(parts[right_at]) != rank:
                 continue
-            token = alive[at] = left + alive[right_at]
-            alive[right_at] = ""
-            nxt = after[at] = after[right_at]
-            if nxt < size:
-                before[nxt] = at
-                rank = get(token + sep + alive[nxt])
+            token = parts[at] = made[rank]
+            parts[right_at] = -1
+            after[at] = right_at = after[right_at]
+            if right_at < size:
+                before[right_at] = at
+                rank = rows[token].get(parts[right_at])
                 if rank is not None:
                     heappush(heap, rank * size + at)
-            prev = before[at]
-            if prev >= 0:
-                rank = get(alive[prev] + sep + token)
+            left_at = before[at]
+            if left_at >= 0:
+                rank = rows[parts[left_at]].get(token)
                 if rank is not None:
-                    heappush(heap, rank * size + prev)
-        return [part for part in alive if part]
+                    heappush(heap, rank * size + left_at)
+        return [part for part in parts if part >= 0]
 
 
 def to_alphabet(word: str) -> str:
@@ -168,78 +232,3 @@ def to_alphabet(word: str) -> str:
     if word.isascii() and word.isprintable():
         return word.replace(" ", "\u0120")
     return "".join(map(BYTE_TO_CHAR.__getitem__, word.encode()))
-
-
-# How a text of a SentencePiece-style model may be cut before merging, finest first; {also} are characters beyond ASCII that go with
-# ASCII punctuation, all others go with the ASCII letters. {space} is U+2581, and the space where it stands for U+2581. Each pattern
-# tiles every text, and whether it cuts between two characters depends on these two alone.
-_SEGMENTS = (
-    "\n|[0-9]|[{space}]*(?:[^\\x00-@\\[-`{{-\\x7f\u2581{also}]+|[\\x00-\\x09\\x0b-\\x1f{other}!-/:-@\\[-`{{-\\x7f{also}]+)|[{space}]+",
-    "\n|[{space}]*[^\n{space}]+|[{space}]+",
-    "\n+|[{space}]*[^\n{space}]+|[{space}]+",
-)
-_ASCII_SEGMENTS = "\n|[0-9]| *(?:[A-Za-z]+|[\\x00-\\x09\\x0b-\\x1f!-/:-@\\[-`{-\\x7f]+)| +"  # the first, for ASCII texts
-_BESIDE_PUNCTUATION = re.compile("[!-/:-@\\[-`{-~]([^\\x00-\\x7f\u2581])|([^\\x00-\\x7f\u2581])(?=[!-/:-@\\[-`{-~])")
-
-
-def segmenter(bpe: Bpe) -> "_Segmenter | None":
-    """A function that cuts a text where no merge can reach across, or None where no such cut is proved.
-
-    A cut between two characters is lossless when no token that merging can reach holds them side by side: BPE never joins
-    across it, and the two sides do not see each other. Byte and unknown tokens must take no part in merges, and
-    unknown characters must not be fused across a cut.
-    """
-    sep = bpe.separator
-    if bpe.byte_level or not bpe.ranks or bpe.ignore_merges:
-        return None
-    parts = set(sep.join(bpe.ranks).split(sep))
-    if bpe.byte_tokens and (not all(t in bpe.vocab for t in bpe.byte_tokens) or not parts.isdisjoint(bpe.byte_tokens)):
-        return None
-    if (not bpe.byte_tokens and bpe.unk is not None) or bpe.unk in parts:
-        return None
-    raw = bpe.space != " "
-    for find in (_products, _reachable):
-        products = find(bpe)
-        also = "".join(sorted({a or b for a, b in _BESIDE_PUNCTUATION.findall("\n".join(products))}))
-        for pattern in _SEGMENTS:
-            filled = pattern.format(also=re.escape(also), space=" \u2581" if raw else "\u2581", other="" if raw else " ")
-            if all(map(re.compile(filled).fullmatch, products)):
-                return _Segmenter(filled, _ASCII_SEGMENTS if raw and pattern is _SEGMENTS[0] else filled)
-    return None
-
-
-class _Segmenter:
-    """The proved cut; a class, so that tokenizers can be pickled."""
-
-    def __init__(self, pattern: str, ascii_pattern: str) -> None:
-        self.patterns = pattern, ascii_pattern
-        self._any, self._ascii = re.compile(pattern).findall, re.compile(ascii_pattern).findall
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Segmenter, self.patterns
-
-    def __call__(self, text: str) -> list[str]:
-        return self._ascii(text) if text.isascii() else self._any(text)
-
-
-def _products(bpe: Bpe) -> list[str]:
-    """All that the merges name: a superset of what merging can make, quicker to have."""
-    return [merge.replace(bpe.separator, "") for merge in bpe.ranks]
-
-
-def _reachable(bpe: Bpe) -> set[str]:
-    """The products that merging can make, starting from single characters."""
-    known = {token for token in bpe.vocab if len(token) == 1}
-    made: set[str] = set()
-    waiting = [tuple(merge.split(bpe.separator)) for merge in bpe.ranks]
-    while True:
-        left = []
-        for pair in waiting:
-            if pair[0] in known and pair[1] in known:
-                known.add(pair[0] + pair[1])
-                made.add(pair[0] + pair[1])
-            else:
-                left.append(pair)
-        if len(left) == len(waiting):
-            return made
-        waiting = left

@@ -1,7 +1,10 @@
 """Tokenizer files in a directory: loading, saving, the vendored copy."""
 
+import gc
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +70,24 @@ def load(cls: "type[Tokenizer]", path: Path) -> "Tokenizer":
         found = next((p for p in (path / name for name in _SOURCES) if p.is_file()), None)
         if found is None:
             raise TokenizerError(f"{path}: no tokenizer.json in this directory (nor tekken.json, nor tokenizer.model)")
-        return cls(_data(found), _config(path), where=str(found), files=_present(path, found))
-    if not path.is_file():
+    elif path.is_file():
+        found = path
+    else:
         raise TokenizerError(f"{path}: no such file or directory; give a model directory or a tokenizer.json")
-    return cls(_data(path), _config(path.parent), where=str(path), files=_present(path.parent, path))
+    with _no_collection():
+        return cls(_data(found), _config(found.parent), where=str(found), files=_present(found.parent, found))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the garbage collector, which would go through the hundreds of thousands of new lists and strings again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _data(path: Path) -> dict[str, Any]:

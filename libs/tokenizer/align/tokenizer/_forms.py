@@ -56,16 +56,18 @@ class Form:
         else:
             ranges.append((_S, _S + 11171))
         members = U.from_ranges(ranges)
-        self._letters = U.ClassMap([members])
-        letter = "".join(chr(0x80 + i) for i, block in enumerate(self._letters.blocks) if block[0])
-        self._dirty = re.compile(f"(?s:.?)[{letter}]+")
-        self._any = re.compile(f"[{chr(members[0])}-\U0010ffff]")
+        # Classes of `re` are quick within the BMP alone. So every astral character is looked at, and those that stay are left out then.
+        inside = "".join(f"\\U{a:08x}-\\U{b - 1:08x}" for a, b in zip(members[::2], members[1::2], strict=True) if a < 0x10000)
+        self._dirty = re.compile(f"(?s:.?)[{inside}\U00010000-\U0010ffff]+")
+        self._touched = members
+        self._clean = re.compile(f"[^{inside}\U00010000-\U0010ffff]*")
 
-    def _runs(self, text: str) -> Any:
+    def _runs(self, text: str) -> list[tuple[int, int]]:
         """(start, end) of each stretch that may change."""
-        if text.isascii() or not self._any.search(text):
+        if text.isascii() or self._clean.fullmatch(text):
             return []
-        return [match.span() for match in self._dirty.finditer(text.translate(self._letters))]
+        found = (match.span() for match in self._dirty.finditer(text))
+        return [(a, b) for a, b in found if any(U.contains(self._touched, ord(char)) for char in text[a:b])]
 
     def text(self, text: str) -> str:
         runs = self._runs(text)

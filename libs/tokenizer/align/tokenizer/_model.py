@@ -1,15 +1,17 @@
 """tokenizer.json's `model` as a Bpe, checked whole at load."""
 
-from typing import Any, NoReturn
+from itertools import chain, repeat
+from typing import Any
 
-from align.tokenizer._bpe import Bpe
+from align.tokenizer._bpe import Bpe, Merges, merges_of, merges_of_ranks
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node, is_text
 from align.tokenizer._unicode import ASSETS
 
 
-def model_from(node: Node, byte_level: bool) -> Bpe:
-    """The model. Raises TokenizerError on what is not BPE, on options that are not supported, and on merges without their tokens."""
+def model_from(node: Node, byte_level: bool) -> tuple[Bpe, list[str]]:
+    """The model, and its merges as the tokens left, right, left, right, … in order of rank. Raises
+    TokenizerError on what is not BPE, on options that are not supported, and on merges without their tokens."""
     if node.value is None:
         node.fail("the file has no model")
     if node.get("type", str, "BPE") != "BPE":
@@ -20,21 +22,19 @@ def model_from(node: Node, byte_level: bool) -> Bpe:
     if node.get("dropout", (int, float), 0):
         node.fail("'dropout' is not supported: ids would differ from call to call")
     vocab = _vocabulary(node)
-    if node.value.get("ranks") is not None:  # our own form of tiktoken-style files
-        ranks, separator = node.get("ranks", dict), ""
-    else:
-        ranks, separator = _merges(node, vocab)
+    merges, flat = _ranks(node, vocab) if node.value.get("ranks") is not None else _merges(node, vocab)
     unk = node.get("unk_token", str, None)
     if unk is not None and unk not in vocab:
         node.fail(f"unk_token {unk!r} is not in the vocabulary")
-    return Bpe(
-        vocab, ranks, separator,
+    bpe = Bpe(
+        vocab, merges,
         unk=unk,
         fuse_unk=node.get("fuse_unk", bool, False),
         byte_fallback=node.get("byte_fallback", bool, False),
         ignore_merges=node.get("ignore_merges", bool, False),
         byte_level=byte_level,
     )  # fmt: skip
+    return bpe, flat
 
 
 def _vocabulary(node: Node) -> dict[str, int]:
@@ -56,44 +56,42 @@ def _vocabulary(node: Node) -> dict[str, int]:
     return vocab
 
 
-def _merges(node: Node, vocab: dict[str, int]) -> tuple[dict[str, int], str]:
-    """Rank of every "left<separator>right", in the file's order (a repeated merge keeps its last rank, as in the reference)."""
+def _ranks(node: Node, vocab: dict[str, int]) -> tuple[Merges, list[str]]:
+    """Our own form of tiktoken-style files: the rank of every token that merging can make."""
+    ranks: dict[str, int] = node.get("ranks", dict)
+    for token, rank in ranks.items():
+        if type(rank) is not int or token not in vocab:
+            node.fail(f"ranks[{token!r}] should be the number of a token of the vocabulary, not {rank!r}")
+    if len(set(ranks.values())) != len(ranks):
+        node.fail("two tokens of 'ranks' have the same rank")
+    return merges_of_ranks(vocab, ranks), []
+
+
+def _merges(node: Node, vocab: dict[str, int]) -> tuple[Merges, list[str]]:
     merges = node.get("merges", list)
-    separator = " "
     kinds = set(map(type, merges))
-    if kinds <= {str}:
-        pairs = merges
-        bad = next((i for i, m in enumerate(merges) if m.count(" ") != 1), None)
-    elif kinds <= {list}:
-        try:
-            pairs = list(map(" ".join, merges))
-            bad = next((i for i, m in enumerate(merges) if len(m) != 2), None)
-            if bad is None and any(p.count(" ") != 1 for p in pairs):
-                separator = next(s for s in "\0\1\2\3\4\5\6\7" if not any(s in t for t in vocab))
-                pairs = list(map(separator.join, merges))
-        except TypeError:
-            bad = next(i for i, m in enumerate(merges) if not all(isinstance(t, str) for t in m))
-        except StopIteration:
-            raise TokenizerError(f"{node.path}.merges: the tokens use every separator that could be used") from None
-    else:
-        bad = next(i for i, m in enumerate(merges) if not isinstance(m, (str, list)) or type(m) is not type(merges[0]))
-    if bad is not None:
-        raise TokenizerError(f"{node.path}.merges[{bad}]: should be a pair of tokens, not {str(merges[bad])[:60]!r}")
-    if pairs:
-        sides = set(separator.join(pairs).split(separator))
-        made = {pair.replace(separator, "") for pair in pairs}
-        if not (sides | made) <= vocab.keys():
-            _name_missing(node, pairs, separator, vocab)
-    return dict(zip(pairs, range(len(pairs)), strict=False)), separator
+    flat: list[str] = []
+    if kinds == {str} and set(map(str.count, merges, repeat(" "))) == {1}:
+        flat = " ".join(merges).split(" ")
+    elif kinds == {list} and set(map(len, merges)) == {2}:
+        flat = list(chain.from_iterable(merges))
+    if merges and set(map(type, flat)) != {str}:
+        first = next(i for i, merge in enumerate(merges) if not _is_merge(merge) or type(merge) is not type(merges[0]))
+        raise TokenizerError(f"{node.path}.merges[{first}]: should be a pair of tokens, not {str(merges[first])[:60]!r}")
+    try:
+        return merges_of(vocab, flat), flat
+    except KeyError:
+        for i, (left, right) in enumerate(zip(flat[::2], flat[1::2], strict=True)):
+            for token in (left, right, left + right):
+                if token not in vocab:
+                    raise TokenizerError(f"{node.path}.merges[{i}]: token {token!r} is not in the vocabulary") from None
+        raise
 
 
-def _name_missing(node: Node, pairs: list[str], separator: str, vocab: dict[str, int]) -> NoReturn:
-    for i, pair in enumerate(pairs):
-        left, right = pair.split(separator)
-        for token in (left, right, left + right):
-            if token not in vocab:
-                raise TokenizerError(f"{node.path}.merges[{i}]: token {token!r} is not in the vocabulary")
-    node.fail("the merges do not fit the vocabulary")
+def _is_merge(merge: Any) -> bool:
+    if isinstance(merge, str):
+        return merge.count(" ") == 1
+    return isinstance(merge, list) and len(merge) == 2 and all(isinstance(token, str) for token in merge)
 
 
 def fingerprint(data: dict[str, Any], bpe: Bpe) -> str:
@@ -101,11 +99,11 @@ def fingerprint(data: dict[str, Any], bpe: Bpe) -> str:
     import hashlib
     import json
 
-    model = {key: value for key, value in data["model"].items() if key not in ("vocab", "merges", "ranks")}
+    model = data["model"]
     parts = [
         sorted(bpe.vocab.items(), key=lambda item: item[1]),
-        [rank.split(bpe.separator) if bpe.separator else rank for rank in bpe.ranks],
-        model,
+        list(model.get("ranks") or (m.split(" ") if isinstance(m, str) else m for m in model["merges"])),
+        {key: value for key, value in model.items() if key not in ("vocab", "merges", "ranks")},
         {key: value for key, value in data.items() if key in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder")},
         [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((ASSETS / "unicode").glob("*.json"))],
     ]

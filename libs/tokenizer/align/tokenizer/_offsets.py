@@ -4,33 +4,88 @@ Almost every text is its own normal form, and almost every pre-tokenizer only cu
 word's. Where a normaliser changed something, each character carries its span of the original.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from align.tokenizer import _unicode as U
-from align.tokenizer._bpe import BYTE_TO_CHAR, Bpe
+from align.tokenizer._bpe import BYTE_TO_CHAR, CHAR_TO_BYTE, Bpe
+from align.tokenizer._cuts import LONGEST
 
 if TYPE_CHECKING:
     from align.tokenizer._added import AddedToken, Skip
     from align.tokenizer._normalise import Spans
     from align.tokenizer._tokenizer import Tokenizer
 
-_STARTS = bytes(int(not 0x80 <= byte < 0xC0) for byte in range(256))  # 1 where a character begins
+_UNKNOWN = 1 << 60  # no sum of these is the length of a text
 
 
-class Places:
-    """How many bytes of text each token stands for, and, for words where counting them is not enough, each token's characters."""
+class _Sizes(dict[int, int]):
+    """How many characters each token stands for; _UNKNOWN where that depends on its neighbours."""
 
     def __init__(self, bpe: Bpe) -> None:
+        super().__init__()
         self._bpe = bpe
-        sizes = dict.fromkeys(range(len(bpe.vocab)), 0)  # a list, unless the ids have wide gaps
-        sizes.update((i, len(token) if bpe.byte_level else len(token.replace(bpe.space, " ").encode())) for token, i in bpe.vocab.items())
-        sizes.update((bpe.vocab[token], 1) for token in bpe.byte_tokens or () if token in bpe.vocab)
-        if bpe.unk is not None:
-            sizes[bpe.vocab[bpe.unk]] = 1 << 60  # no sum of these is the length of a text
-        self.size_of = ([sizes[i] for i in range(len(sizes))] if max(sizes, default=-1) < len(sizes) else sizes).__getitem__
+
+    def __missing__(self, token_id: int) -> int:
+        bpe = self._bpe
+        token = bpe.token_of(token_id)
+        self[token_id] = size = _UNKNOWN
+        if token == bpe.unk:
+            return size
+        if bpe.byte_level:
+            try:
+                size = len(bytes(map(CHAR_TO_BYTE.__getitem__, token)).decode())
+            except (KeyError, UnicodeDecodeError):
+                return size
+        elif bpe.byte_tokens and token in bpe.byte_tokens:
+            size = 1 if bpe.byte_tokens.index(token) < 0x80 else _UNKNOWN
+        else:
+            size = len(token)
+        self[token_id] = size
+        return size
+
+
+Place = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]
+
+
+class Places(dict[str, Place]):
+    """For each unit (chunk or word): its ids; how many characters further each token ends than the one before; and (token, n) where a
+    token begins n characters before the end of the token before it, as the second of two tokens does that share a character.
+
+    Where the tokens do not tile the unit, because characters were dropped, the steps add up to less than its length.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        super().__init__()
+        self._bpe = tokenizer._bpe
+        self._ids: dict[str, tuple[int, ...]] = self._bpe if tokenizer._chunks is None else tokenizer._chunks
+        self.words: Callable[[str], list[str]] = _alone if tokenizer._chunks is None else tokenizer._chunks.words
+        self._sizes = _Sizes(self._bpe)
         self._ranges: dict[str, tuple[tuple[int, int], ...]] = {}
+
+    def __missing__(self, unit: str) -> Place:
+        ids = self._ids[unit]
+        steps = tuple(map(self._sizes.__getitem__, ids))
+        place = (ids, steps, ()) if sum(steps) == len(unit) else (ids, *self._counted(unit))
+        if len(unit) <= LONGEST:
+            if len(self) >= self._bpe.cache_words:
+                self.clear()
+            self[unit] = place
+        return place
+
+    def _counted(self, unit: str) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        steps: list[int] = []
+        back: list[tuple[int, int]] = []
+        at = end = 0
+        for word in self.words(unit):
+            for start, stop in self.ranges(word):
+                if at + start < end:
+                    back.append((len(steps), end - at - start))
+                steps.append(at + stop - max(end, at + start))
+                end = at + stop
+            at += len(word)
+        return tuple(steps), tuple(back)
 
     def ranges(self, word: str) -> tuple[tuple[int, int], ...]:
         """(first, last + 1) characters of each token of a word."""
@@ -44,6 +99,10 @@ class Places:
         return found
 
 
+def _alone(word: str) -> list[str]:
+    return [word]
+
+
 class Walk:
     """One text on its way to ids and offsets."""
 
@@ -53,10 +112,10 @@ class Walk:
         self.offsets: list[tuple[int, int]] = []
         self._starts: Sequence[int] | None = None
         if tokenizer._places is None:
-            tokenizer._places = Places(tokenizer._bpe)
+            tokenizer._places = Places(tokenizer)
         self._places = tokenizer._places
-        if unit == "byte":
-            self._starts = range(len(text) + 1) if text.isascii() else list(accumulate((len(c.encode()) for c in text), initial=0))
+        if unit == "byte" and not text.isascii():  # else they are the same
+            self._starts = list(accumulate((len(c.encode()) for c in text), initial=0))
         at = 0
         for start, end, token in [*tokenizer._raw_matcher.matches(text, skip), (len(text), len(text), None)]:
             if start > at:
@@ -88,7 +147,7 @@ class Walk:
             if start > at:
                 part, first = text[at:start], base == 0 and at == 0
                 if spans is None and tokenizer._pretokenizer.simple and self._starts is None:
-                    self._words(tokenizer._pretokenizer.words(part, first), base + at, part)
+                    self._tiled(tokenizer._units(part, first), base + at, len(part))
                 else:
                     part_spans = spans[at:start] if spans else [(i, i + 1) for i in range(base + at, base + start)]
                     for piece, found in tokenizer._pretokenizer.pieces(part, part_spans, first):
@@ -97,39 +156,31 @@ class Walk:
                 self._token(token.id, *original(start, end))
             at = end
 
-    def _words(self, words: list[str], base: int, part: str) -> None:
-        """Words that tile the stretch, the first perhaps with a prefix that the text does not have."""
-        tokenizer = self._tokenizer
-        prefix = sum(map(len, words)) - len(part)
-        if tokenizer._segments:
-            words = list(chain.from_iterable(map(tokenizer._segments, words)))
-        ids = list(chain.from_iterable(map(tokenizer._bpe.__getitem__, words)))
-        before = len(self.ids)
-        self.ids += ids
-        data = part.encode()
-        ends = list(accumulate(map(self._places.size_of, ids), initial=0))
-        if ends[-1] != len(data) + prefix or (tokenizer._bpe.space != " " and tokenizer._bpe.space in part):
-            word_starts = accumulate(map(len, words), initial=base - prefix)
-            self.offsets += [(at + a, at + b) for at, word in zip(word_starts, words, strict=False) for a, b in self._places.ranges(word)]
-        elif len(data) == len(part):
-            shift = base - prefix
-            ends = [end + shift for end in ends] if shift else ends
-            self.offsets += pairwise(ends)
+    def _tiled(self, units: list[str], base: int, size: int) -> None:
+        """Units that tile a stretch of `size` characters, the first perhaps with a prefix that the text does not have."""
+        ids = self.ids
+        steps: list[int] = []
+        before, tiled = len(ids), sum(map(len, units))
+        start = base - (tiled - size)
+        shared = []
+        for more, further, back in map(self._places.__getitem__, units):
+            if back:
+                shared.append((len(ids), back))
+            ids += more
+            steps += further
+        if sum(steps) == tiled:
+            self.offsets += pairwise(accumulate(steps, initial=start))
+            for at, back in shared:
+                for i, count in back:
+                    first, end = self.offsets[at + i]
+                    self.offsets[at + i] = (first - count, end)
         else:
-            starts = (b" " * prefix + data).translate(_STARTS)
-            before_byte = list(accumulate(starts, initial=base - prefix))  # characters begun before each byte
-            edges = list(map(before_byte.__getitem__, ends))
-            at = len(self.offsets)
-            self.offsets += pairwise(edges)
-            inside = bytes(map(starts.__getitem__, ends[:-1]))
-            i = inside.find(0)
-            while i >= 0:  # a token that begins inside a character has that character too
-                self.offsets[at + i] = (edges[i] - 1, edges[i + 1])
-                i = inside.find(0, i + 1)
-        if prefix:  # its characters share the place of the first one of the text
-            for i in range(before, min(before + prefix + 1, len(self.offsets))):
-                start, end = self.offsets[i]
-                self.offsets[i] = (max(start, base), max(end, base + 1))
+            words = list(chain.from_iterable(map(self._places.words, units)))
+            word_starts = accumulate(map(len, words), initial=start)
+            self.offsets += [(at + a, at + b) for at, word in zip(word_starts, words, strict=False) for a, b in self._places.ranges(word)]
+        for i in range(before, min(before + base - start + 1, len(ids)) if start < base else before):
+            first, end = self.offsets[i]  # a prefix shares the place of the first character of the text
+            self.offsets[i] = (max(first, base), max(end, base + 1))
 
     def _piece(self, piece: str, spans: "Spans") -> None:
         tokenizer, at = self._tokenizer, 0

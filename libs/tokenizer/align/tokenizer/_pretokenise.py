@@ -92,36 +92,42 @@ class Metaspace:
 class PreTokenizer:
     """The chain of stages, and a short cut for the chains that published tokenizers have.
 
-    `simple` says that the pieces tile the normalised text but for a prefix before it; then `words` is all that encoding needs.
+    `simple` says that the pieces tile the normalised text but for a prefix before it: `tile(prefixed(text, first))` are the pieces.
+    Else the stages are gone through one by one. `finder` is then what cuts, or None where nothing does.
     """
 
     def __init__(self, stages: list[Any]) -> None:
         self.stages = stages
-        self._tile = None
+        self.finder: Finder | None = None
         rest = list(stages)
         self._prefix = rest.pop(0) if rest and isinstance(rest[0], (PrefixSpace, Metaspace)) else None
         if rest and isinstance(rest[0], Split) and rest[0].behaviour == "Isolated" and len(rest) == 1:
-            self._tile = rest.pop().finder
+            self.finder = rest.pop().finder
         split_here = isinstance(self._prefix, Metaspace) and self._prefix.splitter is not None
         self.cuts_anywhere = not any(isinstance(stage, (PrefixSpace, Metaspace)) for stage in stages)  # adds nothing at a beginning
         self._needs_spans = any(isinstance(stage, Metaspace) and stage.scheme == "first" for stage in stages[1:])
         self.simple = not rest and not split_here
         # Metaspace alone: spaces may stay, if the model reads a space as the replacement.
         self._scheme = self._prefix.scheme if isinstance(self._prefix, Metaspace) else ""
-        self.space = self._prefix.replacement if self.simple and not self._tile and isinstance(self._prefix, Metaspace) else None
+        self.space = self._prefix.replacement if self.simple and not self.finder and isinstance(self._prefix, Metaspace) else None
 
     def words(self, text: str, first: bool) -> list[str]:
         """The pieces' texts. `first`: the stretch begins where the whole text begins."""
-        if not self.simple:
-            spans = [(i, i + 1) for i in range(len(text))] if self._needs_spans else None
-            return [piece for piece, _ in self.pieces(text, spans, first)]
+        if self.simple:
+            return self.tile(self.prefixed(text, first))
+        spans = [(i, i + 1) for i in range(len(text))] if self._needs_spans else None
+        return [piece for piece, _ in self.pieces(text, spans, first)]
+
+    def prefixed(self, text: str, first: bool) -> str:
+        """A simple chain's text, as its cutting stage sees it."""
         if self.space:
             wanted = self._scheme == "always" or (self._scheme == "first" and first)
             wanted = self._scheme == "each" or (wanted and text[:1] not in (" ", self.space))
-            return [" " + text if wanted and text else text]
-        if self._prefix:
-            text = self._prefix([(text, None)], first)[0][0]
-        return self._tile.words(text) if self._tile else [text]
+            return " " + text if wanted and text else text
+        return self._prefix([(text, None)], first)[0][0] if self._prefix else text
+
+    def tile(self, text: str) -> list[str]:
+        return self.finder.words(text) if self.finder else [text]
 
     def pieces(self, text: str, spans: Spans | None, first: bool) -> list[Piece]:
         pieces: list[Piece] = [(text, spans)]

@@ -5,7 +5,7 @@ look-behind of one character, and (?i:…) on ASCII letters. Anything else raise
 """
 
 import re
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NoReturn
 
 from align.tokenizer import _unicode as U
@@ -220,7 +220,9 @@ def digits_first(pattern: list[Any], digits: U.CodeSet) -> list[Any]:
 class Finder:
     """Cuts a text into matches and the stretches between them.
 
-    `words(text)` gives adjacent pieces whose concatenation is the text; `pieces(text)` gives (piece, is_match).
+    `words(text)` gives adjacent pieces whose concatenation is the text; `pieces(text)` gives (piece, is_match). covers: some match begins
+    at every place of every text. branches: the outermost alternatives. letters: each class as the letters that its characters have in
+    the form with one letter per class (ASCII characters are their own).
 
     Python's `re` walks through a class beyond the BMP range by range, which is slow. So there are two forms of the pattern: classes
     cut down to the BMP for texts without astral characters, and one letter per class of characters for the rest and for ASCII.
@@ -233,9 +235,12 @@ class Finder:
         if len(self._map.blocks) > 0x80:
             raise TokenizerError(f"{where}: the pattern uses more than 128 classes of characters")
         letters = {s: self._letters(s, i) for i, s in enumerate(self._sets)}
+        self.letters = {s: frozenset(chain.from_iterable(map(range, x[::2], x[1::2]))) for s, x in letters.items()}
+        self.branches = self._alternatives()
         self._match = self._compile(letters)
-        self._covers = self._covered(letters)
+        self.covers = self._covered(letters)
         self._tiling = self._tiled(letters)
+        self.ascii_words = self._tiling.findall
         self._bmp: re.Pattern[str] | None = None
 
     def _compile(self, classes: dict[str, Any], tail: str = "") -> re.Pattern[str]:
@@ -247,10 +252,10 @@ class Finder:
 
     def _tiled(self, classes: dict[str, Any]) -> re.Pattern[str]:
         """The pattern, and after it what it leaves over up to its next match, so that findall tiles the text."""
-        return self._compile(classes, "" if self._covers else "|(?s:(?:(?!{body}).)+)")
+        return self._compile(classes, "" if self.covers else "|(?s:(?:(?!{body}).)+)")
 
-    def _covered(self, letters: dict[str, Any]) -> bool:
-        """Whether some match begins at every place of every text: each letter alone must match an alternative without look-around."""
+    def _alternatives(self) -> list[list[Any]]:
+        """The pattern cut at its outermost "|"."""
         branches: list[list[Any]] = [[]]
         depth = 0
         for item in self._pattern:
@@ -259,7 +264,11 @@ class Finder:
                 branches.append([])
             else:
                 branches[-1].append(item)
-        plain = [b for b in branches if not any(isinstance(i, str) and i[:3] in ("(?=", "(?!", "(?<", "(?>") for i in b)]
+        return branches
+
+    def _covered(self, letters: dict[str, Any]) -> bool:
+        """Whether some match begins at every place of every text: each letter alone must match an alternative without look-around."""
+        plain = [b for b in self.branches if not any(isinstance(i, str) and i[:3] in ("(?=", "(?!", "(?<", "(?>") for i in b)]
         sure = re.compile("|".join("".join(i if isinstance(i, str) else _class(letters[i]) for i in b) for b in plain) if plain else "(?!)")
         return all(sure.fullmatch(chr(code)) for code in range(0x80 + len(self._map.blocks)))
 
@@ -269,7 +278,7 @@ class Finder:
 
     def words(self, text: str) -> list[str]:
         if text.isascii():
-            return self._tiling.findall(text)
+            return self.ascii_words(text)
         if len(text.encode("utf-16-le", "surrogatepass")) != 2 * len(text):  # astral characters; this is the fastest test
             return cut(text, map(len, self._tiling.findall(text.translate(self._map))))
         if self._bmp is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from align.tokenizer._added import AddedToken, Matcher, Skip
-from align.tokenizer._bpe import segmenter
+from align.tokenizer._cuts import Chunks, chunk_pattern, segmenter
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node, added_from, decoder_from, normaliser_from, postprocessor_from, pretokenizer_from
 from align.tokenizer._model import fingerprint, model_from
@@ -49,8 +49,6 @@ class Tokenizer:
             self._read(root)
         except RecursionError:
             root.fail("the parts are nested too deeply")
-        self._bpe.space = self._pretokenizer.space or " "
-        self._segments = segmenter(self._bpe)
         self._places: Places | None = None  # made when offsets are first asked for
         self._fingerprint: str | None = None
         for name in ("bos", "eos", "pad", "unk"):
@@ -59,10 +57,11 @@ class Tokenizer:
     def _read(self, root: Node) -> None:
         self._normaliser = normaliser_from(root.child("normalizer"))
         self._pretokenizer, byte_level = pretokenizer_from(root.child("pre_tokenizer"))
-        self._bpe = model_from(root.child("model"), byte_level)
+        self._bpe, merges = model_from(root.child("model"), byte_level)
         self._post = postprocessor_from(root.child("post_processor"))
         self._load_added(root)
         self._simplify()
+        self._cut(merges)
         self._chain = decoder_from(root.child("decoder"))
 
     def _load_added(self, root: Node) -> None:
@@ -94,6 +93,25 @@ class Tokenizer:
         if mark and not self._pretokenizer.stages and not any(t.normalized for t in self.added_tokens.values()):
             self._normaliser = None
             self._pretokenizer = PreTokenizer([Metaspace(mark, "each", None)])
+
+    def _cut(self, merges: list[str]) -> None:
+        """Finds how texts can be cut for the caches: by segments or by chunks, where these are proved, else by words alone."""
+        pre = self._pretokenizer
+        self._bpe.reads_spaces_as(pre.space or " ")
+        self._segments = segmenter(self._bpe, merges)
+        self._chunks: Chunks | None = None
+        if pre.simple and pre.finder:
+            pattern = chunk_pattern(pre.finder) if self._segments is None else None
+            self._chunks = Chunks(self._bpe, pattern, pre.finder.words, pre.finder.ascii_words) if pattern else None
+        elif pre.simple and self._segments:
+            self._chunks = Chunks(self._bpe, self._segments.chunks, self._segments, self._segments.ascii)
+
+    def _units(self, text: str, first: bool) -> list[str]:
+        """What the caches hold, one by one: chunks, or words where there are none."""
+        if self._chunks is not None:
+            return self._chunks.find(self._pretokenizer.prefixed(text, first))
+        words = self._pretokenizer.words(text, first)
+        return list(chain.from_iterable(map(self._segments, words))) if self._segments else words
 
     def _normal(self, text: str) -> str:
         return self._normaliser.text(text) if self._normaliser else text
@@ -182,15 +200,13 @@ class Tokenizer:
         Raises TokenizerError for text that has no UTF-8 form (a lone surrogate).
         """
         ids: list[int] = []
-        lookup = self._bpe.__getitem__
+        lookup = (self._bpe if self._chunks is None else self._chunks).__getitem__
         for piece, token, first in self._stretches(text, self._skipper(text, special)):
             if token is not None:
                 ids.append(token)
                 continue
-            words: Iterable[str] = self._pretokenizer.words(piece, first)
-            if self._segments:
-                words = chain.from_iterable(map(self._segments, words))
-            ids += chain.from_iterable(map(lookup, words))
+            for more in map(lookup, self._units(piece, first)):
+                ids += more
         if add_special_tokens:
             return [*self._post.before, *ids, *self._post.after]
         return ids
