@@ -1,5 +1,7 @@
 """What the stages share besides the libraries: how a configuration names a model, rows and an evaluation, and how a stage ends."""
 
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +12,24 @@ from _entry import find as find
 from _entry import run_stage as run_stage
 from _entry import say as say
 
-from align.config import ConfigError, caller_path
-from align.data import arithmetic_rows, bundled_rows, read_rows
+from align.config import ConfigError, Invocation, caller_path, workspace_root
+from align.data import Encoded, arithmetic_rows, bundled_rows, eval_batches, read_rows
 from align.evals import EvalResult, accuracy
 from align.guard import Projection, Refused, RunShape, preflight, project, read_host
 from align.model import Decoder, ModelConfig, init, load
 from align.rollout import NativeSampler
 from align.tokenizer import Tokenizer, resolve_tokenizer
+from align.train import Ranks, TrainerConfig, TrainModule, finished, join, launch, started, to_device, validate
 
-SETTINGS = ("train.micro_batch", "optimizer.name")  # what guard may propose: of the settings that save memory, those that there are
+# What guard may propose: of the settings that save memory, those that there are.
+SETTINGS = (
+    "train.micro_batch",
+    "optimizer.name",
+    "train.checkpointing",
+    "train.per_rank_optimizer_state",
+    "checkpoint.mode",
+    "launch.nproc",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +90,34 @@ def model_directory(path: Path) -> Path:
     return directory
 
 
+def on_ranks(program: str, stage: Callable[[Invocation[Any]], int]) -> Callable[[Invocation[Any]], int]:
+    """The stage, on launch.nproc processes where more than one is asked for; `program` is the stage's own file."""
+
+    def start(call: Invocation[Any]) -> int:
+        validate(call.config)
+        if not call.dry_run and (code := launch(call.config.launch, program, sys.argv[1:])) is not None:
+            return code
+        return finished(stage(call))
+
+    return start
+
+
+def join_ranks(call: Invocation[Any], device: torch.device) -> tuple[Ranks, torch.device]:
+    """This process among the run's, and its own device. A dry run is one process."""
+    if call.dry_run:
+        return Ranks(), device
+    ranks = join(device.type)
+    started()
+    return ranks, torch.device("cuda", ranks.local_rank) if device.type == "cuda" else device
+
+
+def run_directory(run_dir: Path | None, stage: str, ranks: Ranks) -> Path:
+    """The configured one, relative to the caller, or runs/<stage>-<time> in the workspace; the same on every rank."""
+    path = caller_path(run_dir) if run_dir else workspace_root() / "runs" / time.strftime(f"{stage}-%Y%m%d-%H%M%S")
+    agreed: Path = ranks.agree(path)
+    return agreed
+
+
 def load_tokenizer(section: ModelSection, directory: Path | None) -> Tokenizer:
     """The section's own choice, else the directory's (None: where section.path would be)."""
     if section.tokenizer is None:
@@ -122,6 +161,38 @@ def project_run(config: ModelConfig, *, device: torch.device, weight_bytes: int,
         heads=config.num_attention_heads, kv_heads=config.num_key_value_heads, head_dim=config.head_dim, vocabulary=config.vocab_size,
         tied=config.tie_word_embeddings, device=device.type, weight_bytes=weight_bytes, **run,
     ))  # fmt: skip
+
+
+def run_shape(config: TrainerConfig) -> dict[str, Any]:
+    """The fields of RunShape that a training configuration decides."""
+    train, ranks = config.train, config.launch.nproc
+    return {
+        "optimizer": config.optimizer.name,
+        "pinned_staging_gb": config.optimizer.pinned_staging_gb if config.optimizer.name == "offload_adamw" else 0.0,
+        "in_backward": config.optimizer.in_backward,
+        "ranks": ranks,
+        "micro_batch": train.micro_batch,
+        "accumulation": max(train.global_batch // (train.micro_batch * ranks * config.launch.nnodes), 1),
+        "checkpointing": train.checkpointing,
+        "per_rank_optimizer_state": train.per_rank_optimizer_state,
+        "save_mode": config.checkpoint.mode,
+        "snapshot_weights": True,
+        "gather_copies": 1,
+        "checkpoints_kept": config.checkpoint.keep,
+    }
+
+
+def held_out_loss(module: TrainModule, held: Encoded, *, max_length: int, packing: bool, ranks: Ranks, micro_batch: int = 1) -> float:
+    """Mean negative log-likelihood of the held-out trained tokens, in nats; each rank takes its share."""
+    device = next(module.model.parameters()).device
+    total = weight = 0.0
+    for batch in eval_batches(
+        held, micro_batch=micro_batch, max_length=max_length, packing=packing, rank=ranks.rank, world=ranks.world
+    ):  # fmt: skip
+        loss, count, _ = module.loss(to_device(batch, device))
+        total, weight = total + float(loss), weight + float(count)
+    total, weight = ranks.sums([total, weight])
+    return total / weight
 
 
 def check_fit(projection: Projection, section: GuardSection, folder: Path) -> list[str]:

@@ -1,7 +1,9 @@
 """How every stage begins and ends; without torch, for the stages that need none."""
 
 import ctypes
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +21,14 @@ def find(path: str | Path) -> Path:
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Prints a line; of several ranks the first speaks."""
+    if rank() == 0:
+        print(text, flush=True)
+
+
+def rank() -> int:
+    """This process among those that a launcher started; 0 without one."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def keep_freed_memory() -> None:
@@ -44,5 +53,7 @@ def run_stage(name: str, config_class: type[T], stage: Callable[[Invocation[T]],
             code = 2
         if code is None:
             raise
-        print(f"{name}: {error}", file=sys.stderr)
+        if rank():
+            time.sleep(3)  # what goes wrong on every rank is told by the first, and the launcher ends the others meanwhile
+        print(f"{name}: {f'rank {rank()}: ' * (rank() > 0)}{error}", file=sys.stderr, flush=True)
         return int(code)

@@ -17,18 +17,23 @@ from _common import (
     check_fit,
     check_vocabulary,
     find,
+    held_out_loss,
+    join_ranks,
     judge,
     judged_rows,
     load_tokenizer,
     model_directory,
+    on_ranks,
     pick_device,
     project_run,
+    run_directory,
+    run_shape,
     run_stage,
     say,
 )
 
-from align.checkpoint import latest, load
-from align.config import ConfigError, Invocation, caller_path, dumps, workspace_root
+from align.checkpoint import load
+from align.config import ConfigError, Invocation, caller_path, dumps
 from align.data import (
     Encoded,
     Loader,
@@ -45,20 +50,22 @@ from align.evals import Item
 from align.guard import Projection, Refused
 from align.model import ModelConfig, load_config
 from align.tokenizer import Tokenizer
-from align.tracking import Progress, RunDir, environment, read_history
+from align.tracking import RunDir, environment, read_history
 from align.train import (
     CheckpointConfig,
     EvalConfig,
     OptimizerConfig,
+    Ranks,
     ScheduleConfig,
     SftModule,
     TrainConfig,
     Trainer,
     TrainerConfig,
+    find_latest,
     identity,
+    leave,
     refuse_changes,
-    to_device,
-    validate,
+    whole,
 )
 
 DEFAULT_MODEL = Path("stages/models/arithmetic")
@@ -118,7 +125,6 @@ class SftConfig(TrainerConfig):
 
 def sft(call: Invocation[SftConfig]) -> int:
     started, config = time.perf_counter(), call.config
-    validate(config)
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
 
@@ -135,6 +141,8 @@ def sft(call: Invocation[SftConfig]) -> int:
     held = encode(held_rows, rows.kind, tokenizer, config.data) if held_rows else None
     say(f"         {encoded.summary()}")
     check_window(max(part.lengths.max() for part in (encoded, held) if part is not None), model_config)
+    device = pick_device(config.model, model_config, planning=call.dry_run)
+    ranks, device = join_ranks(call, device)
     loader = Loader(
         encoded,
         global_batch=config.train.global_batch,
@@ -142,27 +150,24 @@ def sft(call: Invocation[SftConfig]) -> int:
         max_length=config.data.max_length,
         packing=config.data.packing,
         seed=config.seed,
+        rank=ranks.rank,
+        world=ranks.world,
         pad_id=tokenizer.pad_id or 0,
     )
 
     # Preflight: does it fit?
-    device = pick_device(config.model, model_config, planning=call.dry_run)
-    run_dir = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("sft-%Y%m%d-%H%M%S")
+    run_dir = run_directory(config.run_dir, "sft", ranks)
     # Packed documents are attended to in rows of their own, where that pads to at most 2.5 times the tokens (align.model).
     padding = min(max(float(encoded.lengths.max() / encoded.lengths.mean()), 1.0), 2.5) if config.data.packing else 1.0
     projection = project_run(
         model_config,
         device=device,
         weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
-        optimizer=config.optimizer.name,
-        micro_batch=config.train.micro_batch,
         length=config.data.max_length,
-        accumulation=config.train.global_batch // config.train.micro_batch,
         trained_share=encoded.trained_tokens / encoded.tokens,
         forward_impl="cpu_per_document" if config.data.packing else "sdpa_causal",
         padding=padding,
-        save_mode="stream",
-        checkpoints_kept=config.checkpoint.keep,
+        **run_shape(config),
     )
     if call.dry_run:
         return plan(config, encoded, projection, run_dir)
@@ -174,7 +179,7 @@ def sft(call: Invocation[SftConfig]) -> int:
     module = SftModule(model)
     tokenizer_files = tokenizer.files[0].parent
     checkpoint = None
-    if call.resume and (path := latest(run_dir / "checkpoints")):
+    if call.resume and (path := find_latest(run_dir / "checkpoints", ranks)):
         checkpoint = load(path, verify=False)  # latest has compared the digests
         # Before the run directory's logs are cut to the checkpoint's step.
         refuse_changes(
@@ -184,8 +189,9 @@ def sft(call: Invocation[SftConfig]) -> int:
     run = RunDir.create(
         run_dir,
         config_toml=dumps(config),
-        env=environment({"threads": threads, "device": str(device)}),
+        env=environment({"threads": threads, "device": str(device), "ranks": ranks.world}),
         resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
+        write=ranks.main,
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     say(f"model    {parameters:,} parameters, {config.model.dtype}, {device}, {threads} thread{'s' * (threads > 1)}")
@@ -197,8 +203,8 @@ def sft(call: Invocation[SftConfig]) -> int:
     problems = (
         judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
     )
-    evaluation = Evaluation(config, module, tokenizer, problems, held, run)
-    if config.eval.enabled and 0 not in evaluations(run):
+    evaluation = Evaluation(config, module, tokenizer, problems, held, run, ranks)
+    if config.eval.enabled and ranks.agree(0 not in evaluations(run)):
         run.eval(0, **evaluation.without_trace(0))
     trainer = Trainer(
         config,
@@ -207,8 +213,8 @@ def sft(call: Invocation[SftConfig]) -> int:
         run=run,
         tokenizer_files=tokenizer_files,
         evaluate=evaluation,
-        progress=Progress(config.train.max_steps, every=config.train.log_every, stream=sys.stderr),
         may_change=MAY_CHANGE,
+        ranks=ranks,
     )
     try:
         result = trainer.fit(resume=checkpoint or call.resume, allow_change=call.allow_change)
@@ -216,10 +222,12 @@ def sft(call: Invocation[SftConfig]) -> int:
         run.finish("failed", stage="sft", reason=f"{type(error).__name__}: {error}", wall_s=time.perf_counter() - started)
         raise
     fields: dict[str, Any] = {"stage": "sft", "steps": result.steps, "checkpoint": str(result.checkpoint), "last_loss": result.last_loss}
+    fields |= {"ranks": ranks.world, "deterministic": result.deterministic, "save_stall_s": result.save_stall_s}
     if result.status == "stopped":
         run.finish("stopped", **fields, reason=result.reason, wall_s=time.perf_counter() - started)
+        leave(ranks)
         return result.exit_code
-    if config.eval.enabled and result.steps not in evaluations(run):
+    if config.eval.enabled and ranks.agree(result.steps not in evaluations(run)):
         run.eval(result.steps, **evaluation.without_trace(result.steps))
 
     # Report.
@@ -228,6 +236,7 @@ def sft(call: Invocation[SftConfig]) -> int:
     metrics, wall = {"before": before, "after": after}, time.perf_counter() - started
     run.finish("done", **fields, metrics=metrics, preflight_ignored=ignored, wall_s=wall, next=then)
     report(run, before, after, evaluation.samples, then)
+    leave(ranks)
     return 0
 
 
@@ -290,9 +299,17 @@ class Evaluation:
     """Held-out loss and judged accuracy, called by the Trainer with the step."""
 
     def __init__(
-        self, config: SftConfig, module: SftModule, tokenizer: Tokenizer, problems: list[dict], held: Encoded | None, run: RunDir
+        self,
+        config: SftConfig,
+        module: SftModule,
+        tokenizer: Tokenizer,
+        problems: list[dict],
+        held: Encoded | None,
+        run: RunDir,
+        ranks: Ranks,
     ) -> None:
         self._config, self._module, self._tokenizer, self._problems, self._held, self._run = config, module, tokenizer, problems, held, run
+        self._ranks = ranks
         self.samples: list[Item] = []
 
     def without_trace(self, step: int) -> dict[str, float]:
@@ -304,10 +321,13 @@ class Evaluation:
         self._run.alive()
         numbers: dict[str, float] = {}
         if self._held is not None:
-            numbers["held_out_loss"] = held_out_loss(self._module, self._held, self._config)
-        if self._problems:
+            numbers["held_out_loss"] = held_out_loss(
+                self._module, self._held, max_length=self._config.data.max_length, packing=self._config.data.packing, ranks=self._ranks
+            )
+        model = whole(self._module.model) if self._problems else None
+        if model is not None and self._ranks.main:
             judged = judge(
-                self._module.model,
+                model,
                 self._tokenizer,
                 self._problems,
                 self._config.eval,
@@ -322,19 +342,6 @@ class Evaluation:
                     **{"answer" if name == "gold" else "parsed" if name == "answer" else name: value for name, value in vars(item).items()},
                 )
         return numbers
-
-
-def held_out_loss(module: SftModule, held: Encoded, config: SftConfig) -> float:
-    """Mean negative log-likelihood of the held-out trained tokens, in nats."""
-    loader = Loader(held, global_batch=1, micro_batch=1, max_length=config.data.max_length, packing=config.data.packing, seed=0)
-    total = weight = 0.0
-    while True:
-        step = loader.next_step()
-        for batch in step.micro_batches:
-            loss, count, _ = module.loss(to_device(batch, next(module.model.parameters()).device))
-            total, weight = total + float(loss), weight + float(count)
-        if step.epoch >= 1:
-            return total / weight
 
 
 def evaluations(run: RunDir) -> dict[int, dict[str, float]]:
@@ -355,4 +362,4 @@ def report(run: RunDir, before: dict[str, float], after: dict[str, float], sampl
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("sft", SftConfig, sft, __doc__ or "", sys.argv[1:]))
+    sys.exit(run_stage("sft", SftConfig, on_ranks(__file__, sft), __doc__ or "", sys.argv[1:]))

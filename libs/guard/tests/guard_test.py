@@ -160,6 +160,25 @@ def test_the_projection_is_what_was_measured_on_an_h200(micro_batch, checkpointi
     assert 0.99 * peak <= project(replace(shape, layer_bytes_per_token=None)).device_peak_gb <= 1.1 * peak
 
 
+@pytest.mark.parametrize("micro_batch, peak", [(1, 29.2), (2, 30.8), (4, 34.4)])
+def test_a_step_in_the_backward_is_what_was_measured_on_an_h200(micro_batch, peak):
+    shape = replace(MISTRAL, micro_batch=micro_batch, checkpointing="full", in_backward=True, layer_bytes_per_token=147 * 1024)
+    assert project(shape).device_peak_gb == pytest.approx(peak, rel=0.03)
+
+
+def test_selective_lies_between_and_what_is_copied_is_counted():
+    shape = replace(MISTRAL, micro_batch=2)
+    none, selective, full = (project(replace(shape, checkpointing=mode)).activations_gb for mode in ("none", "selective", "full"))
+    assert selective == pytest.approx((none + full) / 2, rel=1e-3)
+    state, weights = project(shape).device_optimizer_state_gb_per_rank, project(shape).weights_gb
+    copied = replace(shape, snapshot_weights=True)
+    assert project(copied).checkpoint_save_transient_gb == pytest.approx(state + weights)
+    gathered = replace(copied, ranks=4, per_rank_optimizer_state=False, gather_copies=1, save_mode="stream")
+    assert project(gathered).checkpoint_save_transient_gb == pytest.approx(state)
+    with pytest.raises(GuardError, match="accumulation is 2"):
+        replace(shape, in_backward=True, accumulation=2)
+
+
 @settings(max_examples=40)
 @given(shape=st.builds(RunShape, parameters=st.integers(10**5, 10**10), layers=st.integers(1, 40), hidden=st.sampled_from([64, 512, 4096]),
                        intermediate=st.sampled_from([128, 2048, 14336]), heads=st.just(8), kv_heads=st.sampled_from([1, 8]),
@@ -189,7 +208,9 @@ def test_device_memory_names_the_smallest_change():
     check, message = refused(replace(MISTRAL, micro_batch=4), available_device_gb=80)
     assert check == "device_memory"
     assert message.startswith("device memory: each rank peaks at 110.7 GiB in the loss (weights 13.5, gradients 13.5, ")
-    assert message.endswith("80.0 are available; with train.checkpointing=full it peaks at 43.7, which fits")
+    assert message.endswith("80.0 are available; with train.checkpointing=selective it peaks at 71.7, which fits")
+    _, message = refused(replace(MISTRAL, micro_batch=4), available_device_gb=60)
+    assert message.endswith("60.0 are available; with train.checkpointing=full it peaks at 43.7, which fits")
     _, message = refused(replace(MISTRAL, checkpointing="full"), available_device_gb=24)
     assert message.endswith("24.0 are available; with launch.nproc=2 it peaks at 21.8, which fits")
     _, message = refused(replace(MISTRAL, parameters=40 * N), available_device_gb=24)

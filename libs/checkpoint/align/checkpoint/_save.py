@@ -104,8 +104,8 @@ class Saver:
     """Saves, one checkpoint after the other.
 
     mode "snapshot": `save` returns when everything is copied to the host (of the weights each rank has its files' share); a thread
-    writes it while the run goes on, and the next `save` waits for it. "stream": `save` returns when everything is on the disk, and at most one
-    tensor is on the host at a time.
+    writes it while the run goes on, and the next `save` waits for it. "stream": `save` returns when everything is on the disk, and at most
+    one tensor is on the host at a time.
     """
 
     def __init__(self, ranks: Ranks | None = None, *, mode: Literal["snapshot", "stream"] = "snapshot") -> None:

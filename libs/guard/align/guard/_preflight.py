@@ -145,9 +145,11 @@ def _changes(shape: RunShape) -> Iterator[tuple[str, RunShape]]:
     """Settings that take less memory, those that change a run least first; each as it is written on the command line."""
     if not shape.per_rank_optimizer_state and shape.ranks > 1:
         yield "train.per_rank_optimizer_state=true (per-rank files)", replace(shape, per_rank_optimizer_state=True)
-    elif shape.save_mode == "snapshot":
+    if shape.save_mode == "snapshot" and (shape.snapshot_weights or shape.per_rank_optimizer_state):
         yield "checkpoint.mode=stream", replace(shape, save_mode="stream")
     if shape.checkpointing == "none" and shape.layers:
+        yield "train.checkpointing=selective", replace(shape, checkpointing="selective")
+    if shape.checkpointing != "full" and shape.layers:
         yield "train.checkpointing=full", replace(shape, checkpointing="full")
     for smaller in range(shape.micro_batch // 2, 0, -1):
         if shape.micro_batch % smaller == 0:  # the global batch stays the same

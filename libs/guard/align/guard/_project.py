@@ -132,11 +132,12 @@ def _final_norm_bytes(shape: RunShape) -> float:
 
 
 def _saved_bytes(shape: RunShape) -> float:
-    """Alive between forward and backward of a micro-batch on one rank; with full checkpointing one input a block."""
-    block = shape.weight_bytes * shape.hidden if shape.checkpointing == "full" else _layer_bytes(shape)
+    """Alive between forward and backward of a micro-batch on one rank; of a block that is computed again, its input."""
+    again = {"none": 0, "selective": shape.layers // 2, "full": shape.layers}[shape.checkpointing]
+    blocks = again * shape.weight_bytes * shape.hidden + (shape.layers - again) * _layer_bytes(shape)
     packed = shape.forward_impl == "cpu_per_document"
     tables = 2 * shape.head_dim * shape.weight_bytes * (shape.tokens if packed else shape.length) + 8 * shape.tokens * packed
-    return shape.tokens * shape.layers * block + _final_norm_bytes(shape) + (tables if shape.layers else 0)
+    return shape.tokens * blocks + _final_norm_bytes(shape) + (tables if shape.layers else 0)
 
 
 def _loss_bytes(shape: RunShape) -> float:
@@ -178,6 +179,8 @@ def _phases(shape: RunShape, weights: float, grads: float, state: float) -> dict
     working = tokens * size * (wide + 2 * shape.intermediate) + shape.intermediate * wide * size
     again = layer if shape.checkpointing == "full" else 0
     late = grads if shape.accumulation > 1 else max(grads - block_grads - (0 if shape.tied else head / shape.ranks), 0)
+    if shape.in_backward:
+        grads = late = max(block_grads, head / shape.ranks)  # no others are alive
     one = layer + (size * wide * tokens if shape.checkpointing == "full" else 0)
     return {
         "loss": during + saved + size * wide * tokens + _loss_bytes(shape),
@@ -205,12 +208,13 @@ def _save_transient(shape: RunShape, device_state: float) -> float:
     """Host memory that saving adds, over all ranks.
 
     Rank 0 gathering the optimizer: three copies (the ranks' parts, the joined state, the file's). Files per rank: `snapshot` copies
-    each rank's state once, `stream` one parameter at a time, and nothing where the state is host memory already.
+    each rank's state (and weights) once, `stream` one parameter at a time, and nothing where the state is host memory already.
     """
     if shape.optimizer == "offload_adamw":
         return 0.0
+    weights = float(shape.parameters * shape.weight_bytes) if shape.snapshot_weights and shape.save_mode == "snapshot" else 0.0
     if not shape.per_rank_optimizer_state and shape.ranks > 1:
-        return 3 * device_state
+        return shape.gather_copies * device_state + weights
     if shape.save_mode == "snapshot":
-        return device_state
+        return device_state + weights
     return 0.0 if shape.device == "cpu" else float(shape.largest * shape.weight_bytes * shape.ranks)

@@ -48,7 +48,8 @@ class RunShape:
     length: int = 0  # tokens of a row
     accumulation: int = 1
     weight_bytes: int = 2  # of weights, gradients and activations alike
-    checkpointing: Literal["none", "full"] = "none"
+    checkpointing: Literal["none", "selective", "full"] = "none"  # selective: every second block, not the last
+    in_backward: bool = False  # each block is stepped in the backward, and its gradients freed
     forward_impl: str = "sdpa_causal"
     padding: float = 1.0  # cpu_per_document: padded positions for each token when every document has a row of its own
     trained_share: float = 1.0  # of the tokens, those that the loss counts
@@ -57,13 +58,15 @@ class RunShape:
     # Saving.
     per_rank_optimizer_state: bool = True
     save_mode: Literal["snapshot", "stream"] = "snapshot"
+    snapshot_weights: bool = False  # snapshot: the weights are copied to the host beside the optimizer's state, as align.checkpoint does
+    gather_copies: int = 3  # of all state on the host when rank 0 gathers it: the parts, the whole, the file's; align.checkpoint makes 1
     checkpoints_kept: int = 1
     # Host.
     host_base_gb_per_rank: float | None = None  # interpreter, torch, CUDA context; None: 5.5 with CUDA, 0.25 on the CPU
     lean_workers: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "ranks", "micro_batch", "accumulation", "block"):
+        for name in ("parameters", "ranks", "micro_batch", "accumulation", "block", "gather_copies"):
             if getattr(self, name) < 1:
                 raise GuardError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "fp32_state", "largest",
@@ -71,12 +74,14 @@ class RunShape:
             if getattr(self, name) < 0:
                 raise GuardError(f"{name} is {getattr(self, name)}; it must not be negative")
         for name, choices in (("optimizer", ("adamw8bit", "adamw", "offload_adamw")), ("device", ("cuda", "cpu")),
-                              ("checkpointing", ("none", "full")), ("save_mode", ("snapshot", "stream")), ("weight_bytes", (2, 4)),
+                              ("checkpointing", ("none", "selective", "full")), ("save_mode", ("snapshot", "stream")), ("weight_bytes", (2, 4)),
                               ("forward_impl", FORWARD_IMPLS)):
             if getattr(self, name) not in choices:
                 raise GuardError(f"{name} is {getattr(self, name)!r}; known: {', '.join(map(str, choices))}")
         if self.padding < 1:
             raise GuardError(f"padding is {self.padding}; it is padded positions for each token, at least 1")
+        if self.in_backward and self.accumulation > 1:
+            raise GuardError(f"accumulation is {self.accumulation}; a step that is taken in the backward has 1")
         if not 0 <= self.trained_share <= 1:
             raise GuardError(f"trained_share is {self.trained_share}; it is a share, 0 to 1")
         if self.fp32_state > self.parameters:

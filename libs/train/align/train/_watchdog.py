@@ -31,7 +31,8 @@ class Watchdog:
     """A thread in each rank. It tells the others that the process lives and how far it is, and looks at what they tell.
 
     The run ends when a rank has been silent for `silent` seconds (stopped, killed, cut off), or when no rank has made progress for
-    `timeout` seconds. The message names the ranks that the others wait for and the step; then the process ends, whatever its main thread waits in.
+    `timeout` seconds. The message names the ranks that the others wait for and the step; then the process ends, whatever its main thread
+    waits in.
     """
 
     def __init__(
