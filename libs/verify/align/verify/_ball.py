@@ -18,7 +18,11 @@ from align.verify._tree import Node, symbols
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from align.verify._values import Read
+
+    Ball = tuple[Read, ...]  # low, high, low, high, U, L (see `Point.at`)
 
 _SLACK = 1e-6  # the logarithms are floats
 
@@ -34,12 +38,12 @@ class Unknown(Exception):
 class Point:
     """Values for symbols and, in a formal evaluation, for transcendental atoms; evaluates trees at one precision."""
 
-    def __init__(self, values: dict, precision: int, formal: bool = False):
+    def __init__(self, values: dict[Node, Read], precision: int, formal: bool = False):
         self.values = values
         self.p = precision
         self.formal = formal
         self.transcendental = False
-        self.radicals: set = set()
+        self.radicals: set[tuple[Node, int]] = set()
         self.order = 1
         self.moduli = 0
         self.cost = 1 + precision // 256 + (precision // 1024) ** 2 // 2
@@ -70,7 +74,7 @@ class Point:
             return True, 0
         return None, needed + size + 8
 
-    def at(self, node: Node) -> tuple:
+    def at(self, node: Node) -> Ball:
         """(low, high, low, high, U, L): the real part, the imaginary part (None, None when it is exactly zero), and the bounds."""
         spend(self.cost)
         tag = node[0]
@@ -93,7 +97,7 @@ class Point:
             return self.rational(self.values[node])
         return self.function(node)
 
-    def rational(self, value: Read) -> tuple:
+    def rational(self, value: Read) -> Ball:
         p = self.p
         if value.__class__ is int:
             scaled = value << p
@@ -102,7 +106,7 @@ class Point:
         scaled, rest = divmod(value.numerator << p, value.denominator)
         return scaled, scaled + (rest > 0), None, None, _log(value.numerator), _log(value.denominator)
 
-    def constant(self, node: Node) -> tuple:
+    def constant(self, node: Node) -> Ball:
         name = node[1]
         if name == "i":
             self.order = _lcm(self.order, 4)
@@ -119,7 +123,7 @@ class Point:
             return low, high, None, None, 2.0, 0.0
         raise Unknown(name)
 
-    def sum(self, parts: list[tuple]) -> tuple:
+    def sum(self, parts: list[Ball]) -> Ball:
         a = b = 0
         c = d = None
         lower = 0.0
@@ -132,7 +136,7 @@ class Point:
         upper = max(part[4] - part[5] for part in parts) + lower + log2(len(parts)) + _SLACK
         return a, b, c, d, upper, lower
 
-    def times(self, x: tuple, y: tuple) -> tuple:
+    def times(self, x: Ball, y: Ball) -> Ball:
         p = self.p
         upper, lower = x[4] + y[4], x[5] + y[5]
         size, other = _size(x), _size(y)
@@ -151,7 +155,7 @@ class Point:
         g, h = _product(x[2], x[3], y[0], y[1], p)
         return a - f, b - e, c + g, d + h, upper, lower
 
-    def inverse(self, x: tuple) -> tuple:
+    def inverse(self, x: Ball) -> Ball:
         p = self.p
         a, b, c, d, upper, lower = x
         if c is None:
@@ -166,7 +170,7 @@ class Point:
         conjugate = (a, b, -d, -c, 0.0, 0.0)
         return (*self.times(conjugate, norm)[:4], lower, upper)
 
-    def power(self, node: Node) -> tuple:
+    def power(self, node: Node) -> Ball:
         exponent = node[2]
         if self.formal and node in self.values:
             return self.rational(self.values[node])
@@ -180,7 +184,9 @@ class Point:
             return self.integer_power(base, n)
         return self.root_power(node[1], base, n.numerator, n.denominator)
 
-    def integer_power(self, base: tuple, n: int) -> tuple:
+    def integer_power(self, base: Ball, n: int) -> Ball:
+        if n == 0:
+            return self.rational(1)
         if n < 0:
             return self.inverse(self.integer_power(base, -n))
         size = _size(base) - self.p
@@ -188,17 +194,16 @@ class Point:
             raise OverBudget
         if base[2] is None and n % 2 == 0:
             base = (*_absolute(base[0], base[1]), None, None, base[4], base[5])
-        result = None
-        while n:
+        result: Ball | None = None
+        while n > 1:
             spend(self.cost)
             if n & 1:
                 result = base if result is None else self.times(result, base)
             n >>= 1
-            if n:
-                base = self.times(base, base)
-        return result
+            base = self.times(base, base)
+        return base if result is None else self.times(result, base)
 
-    def root_power(self, radicand: Node, base: tuple, n: int, k: int) -> tuple:
+    def root_power(self, radicand: Node, base: Ball, n: int, k: int) -> Ball:
         a, b, c, _, upper, lower = base
         upper, lower = _root_bounds(upper, lower, k)
         self.radicals.add((radicand, k))
@@ -223,7 +228,7 @@ class Point:
                 result = (*self.times((low, high, None, None, 0.0, 0.0), turn)[:4], upper, lower)
         return self.integer_power(result, n)
 
-    def zero_proved(self, base: tuple) -> bool:
+    def zero_proved(self, base: Ball) -> bool:
         """Whether an interval around zero is zero."""
         if base[0] == base[1] == 0:
             return True
@@ -233,7 +238,7 @@ class Point:
             return True
         raise Straddles
 
-    def turn(self, part: Fraction) -> tuple:
+    def turn(self, part: Fraction) -> Ball:
         """e^(i π part)."""
         if part.denominator == 2:
             return 0, 0, (1, -1)[part.numerator % 4 // 2] << self.p, (1, -1)[part.numerator % 4 // 2] << self.p, 0.0, 0.0
@@ -241,12 +246,12 @@ class Point:
         c, s = fixed.cos_sin(fixed.pi(wide) * part.numerator // part.denominator, wide)
         return (c >> 8) - 2, (c >> 8) + 2, (s >> 8) - 2, (s >> 8) + 2, 0.0, 0.0
 
-    def scale(self, z: tuple, factor: Fraction) -> tuple:
+    def scale(self, z: Ball, factor: Fraction) -> Ball:
         """A pair of real intervals times a positive rational."""
         n, m = factor.numerator, factor.denominator
         return tuple((low * n // m, -(-high * n // m)) for low, high in z)
 
-    def log(self, z: tuple) -> tuple:
+    def log(self, z: Ball) -> Ball:
         """The principal logarithm: (real interval, imaginary interval)."""
         a, b, c, d = z[:4]
         if c is None:
@@ -271,7 +276,7 @@ class Point:
             return half - high - 2, half - low + 2
         raise Straddles
 
-    def exp(self, x: tuple, y: tuple) -> tuple:
+    def exp(self, x: Ball, y: Ball) -> Ball:
         """e^(x + iy) as a pair of real intervals."""
         low, high = fixed.exp(x[0], x[1], self.p)
         middle, radius = (y[0] + y[1]) // 2, (y[1] - y[0]) // 2 + 4
@@ -281,7 +286,7 @@ class Point:
             _product(low, high, s - radius, s + radius, self.p),
         )
 
-    def general_power(self, base: tuple, exponent: tuple) -> tuple:
+    def general_power(self, base: Ball, exponent: Ball) -> Ball:
         self.transcendental = True
         if base[2] is not None:
             raise Unknown("a complex base")
@@ -290,14 +295,14 @@ class Point:
         x = self.times((*fixed.ln(base[0], base[1], self.p), None, None, 0.0, 0.0), exponent)
         return self.exponential(x)
 
-    def exponential(self, x: tuple) -> tuple:
+    def exponential(self, x: Ball) -> Ball:
         self.transcendental = True
         if x[2] is None:
             return *fixed.exp(x[0], x[1], self.p), None, None, 0.0, 0.0
         real, imaginary = self.exp(x[:2], x[2:4])
         return *real, *imaginary, 0.0, 0.0
 
-    def function(self, node: Node) -> tuple:
+    def function(self, node: Node) -> Ball:
         name = node[1]
         rule = _RULES.get(name)
         if rule is None:
@@ -308,10 +313,11 @@ class Point:
                 return self.rational(exact)
         if name in ("floor", "ceil"):  # once it is settled it is a whole number, whatever it was made of
             saved = self.transcendental, set(self.radicals), self.order, self.moduli
-            result = rule(self, self.at(node[2]))
+            result: Ball = rule(self, self.at(node[2]))
             self.transcendental, self.radicals, self.order, self.moduli = saved
             return result
-        return rule(self, *[self.at(part) if name not in ("cosr", "sinr") else part for part in node[2:]])
+        value: Ball = rule(self, *[self.at(part) if name not in ("cosr", "sinr") else part for part in node[2:]])
+        return value
 
 
 def _log(value: int) -> float:
@@ -340,9 +346,9 @@ def _root_bounds(upper: float, lower: float, k: int) -> tuple[float, float]:
     return min(first, second, key=sum)
 
 
-def _size(x: tuple) -> int:
+def _size(x: Ball) -> int:
     """Bits of the longest bound."""
-    size = max(x[0].bit_length(), x[1].bit_length())
+    size: int = max(x[0].bit_length(), x[1].bit_length())
     return size if x[2] is None else max(size, x[2].bit_length(), x[3].bit_length())
 
 
@@ -366,7 +372,7 @@ def _degree(n: int) -> int:
     return result - result // n if n > 1 else result
 
 
-def _rule_abs(point: Point, x: tuple) -> tuple:
+def _rule_abs(point: Point, x: Ball) -> Ball:
     a, b, c, d, upper, lower = x
     if c is None:
         if a < 0 < b:
@@ -378,7 +384,7 @@ def _rule_abs(point: Point, x: tuple) -> tuple:
     return *fixed.root(low[0] + high[0], low[1] + high[1], 2, point.p), None, None, upper + lower, 2 * lower
 
 
-def _rule_floor(point: Point, x: tuple, up: bool = False) -> tuple:
+def _rule_floor(point: Point, x: Ball, up: bool = False) -> Ball:
     if x[2] is not None:
         raise Unknown("the floor of a complex number")
     low, high = (-(-x[0] >> point.p), -(-x[1] >> point.p)) if up else (x[0] >> point.p, x[1] >> point.p)
@@ -387,8 +393,8 @@ def _rule_floor(point: Point, x: tuple, up: bool = False) -> tuple:
     return point.rational(low)
 
 
-def _rule_pick(point: Point, parts: tuple, sign: int) -> tuple:
-    best = parts[0]
+def _rule_pick(point: Point, parts: Ball, sign: int) -> Ball:
+    best: Ball = parts[0]
     for part in parts[1:]:
         if part[2] is not None or best[2] is not None:
             raise Unknown("the order of complex numbers")
@@ -399,7 +405,7 @@ def _rule_pick(point: Point, parts: tuple, sign: int) -> tuple:
     return best
 
 
-def _rule_ln(point: Point, x: tuple) -> tuple:
+def _rule_ln(point: Point, x: Ball) -> Ball:
     point.transcendental = True
     if x[2] is None and x[1] < 0:
         low, high = fixed.ln(-x[1], -x[0], point.p)
@@ -413,7 +419,7 @@ def _rule_ln(point: Point, x: tuple) -> tuple:
     return *real, *imaginary, 0.0, 0.0
 
 
-def _rule_circular(point: Point, x: tuple, which: int) -> tuple:
+def _rule_circular(point: Point, x: Ball, which: int) -> Ball:
     point.transcendental = True
     if x[2] is not None:
         raise Unknown("a circular function of a complex number")
@@ -422,21 +428,21 @@ def _rule_circular(point: Point, x: tuple, which: int) -> tuple:
     return value - radius, value + radius, None, None, 0.0, 0.0
 
 
-def _rule_turn(point: Point, part: tuple, which: int) -> tuple:
+def _rule_turn(point: Point, part: Ball, which: int) -> Ball:
     r = Fraction(part[1])
     point.order = _lcm(point.order, 2 * r.denominator)
     value = point.turn(r)
     return value[2 * which], value[2 * which + 1], None, None, 1.0, 1.0
 
 
-def _rule_atan(point: Point, x: tuple) -> tuple:
+def _rule_atan(point: Point, x: Ball) -> Ball:
     point.transcendental = True
     if x[2] is not None:
         raise Unknown("arctan of a complex number")
     return *fixed.atan(x[0], x[1], point.p), None, None, 0.0, 0.0
 
 
-_RULES = {
+_RULES: dict[str, Callable[..., Ball]] = {
     "abs": _rule_abs,
     "floor": _rule_floor,
     "ceil": lambda point, x: _rule_floor(point, x, True),

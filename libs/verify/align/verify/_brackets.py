@@ -57,9 +57,9 @@ def sequence(g: Grammar, opening: str, kind: str, close: str, closing: str, othe
     return Value("tuple", items=tuple(map(op.as_value, items)), info=opening + closing)
 
 
-def members(g: Grammar, kind: str, close: str, other_kind: str, other: str) -> tuple[list, str]:
+def members(g: Grammar, kind: str, close: str, other_kind: str, other: str) -> tuple[list[Read], str]:
     """Comma-separated members up to the closing bracket, and which bracket that was."""
-    items: list = []
+    items: list[Read] = []
     while True:
         token = g.peek()
         if (token.kind == kind and token.value == close) or (token.kind == other_kind and token.value == other):
@@ -90,7 +90,7 @@ def braced_set(g: Grammar) -> Read:
     if g.is_op("|", ":") or g.is_cmd("in"):
         value = builder(g, first, start)
     else:
-        rest: list = []
+        rest: list[Read] = []
         if g.is_op(",", ";"):
             g.at += 1
             rest = members(g, "cmd", "}", "cmd", "}")[0]
@@ -127,8 +127,8 @@ def builder(g: Grammar, bound: Read, start: int) -> Read:
 
 def matrix(g: Grammar, name: str) -> Read:
     g.enter()
-    rows: list = []
-    row: list = []
+    rows: list[Read] = []
+    row: list[Read] = []
     while True:
         if g.is_cmd(f"end:{name}"):
             g.at += 1

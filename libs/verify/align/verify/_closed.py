@@ -14,6 +14,10 @@ from align.verify._budget import OverBudget
 from align.verify._normal import linear
 from align.verify._tree import Node
 
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from align.verify._values import Read
+
 _MAX_POWER = 48  # of all factors of a product together
 _LAST = 6_000  # bits
 
@@ -34,13 +38,13 @@ def vanishes(difference: Node) -> bool:
     return names <= {"atan", "pi"} and _product_is_real(counts) and _small(tree.mul(tree.rational(scale), difference))
 
 
-def _without_logarithms_below(terms: list) -> list:
+def _without_logarithms_below(terms: list[tuple[Read, Node]]) -> list[tuple[Read, Node]]:
     """The terms times the sums of logarithms that stand in their denominators."""
     for _ in range(2):
         below = next((part for _, monomial in terms for part in _factors(monomial) if _is_inverse_logarithm(part)), None)
         if below is None:
             return terms
-        cleared: list = []
+        cleared: list[tuple[Read, Node]] = []
         for coefficient, monomial in terms:
             parts = list(_factors(monomial))
             if below in parts:
@@ -85,13 +89,13 @@ def _small(node: Node) -> bool:
     return imaginary is None and max(-low, high) < 1 << 64
 
 
-def _product_is_one(counts: list) -> bool:
+def _product_is_one(counts: list[tuple[Read, Node]]) -> bool:
     above = tree.mul(*(tree.power(monomial[2], tree.rational(n)) for n, monomial in counts if n > 0))
     below = tree.mul(*(tree.power(monomial[2], tree.rational(-n)) for n, monomial in counts if n < 0))
     return _zero(tree.minus(above, below))
 
 
-def _product_is_real(counts: list) -> bool:
+def _product_is_real(counts: list[tuple[Read, Node]]) -> bool:
     halves = []
     for sign in (1, -1):
         factors = []

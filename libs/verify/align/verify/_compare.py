@@ -99,8 +99,8 @@ def _measured(value: Value, wanted: units.Unit) -> Value:
     return Value("number", number, unit=found)
 
 
-def _is(value: Value, unit: units.Unit) -> bool:
-    return value.unit is not None and value.unit.dimensions == unit.dimensions
+def _is(value: Value, unit: units.Unit | None) -> bool:
+    return value.unit is not None and unit is not None and value.unit.dimensions == unit.dimensions
 
 
 def same_number(x: Node, y: Node) -> bool | None:
@@ -114,7 +114,7 @@ def same_number(x: Node, y: Node) -> bool | None:
             room = decimal[3] / 2 if decimal[2] < 15 else decimal[3] * Fraction(999, 1000)
             value = tree.value_of(other)
             if value is not None:
-                return abs(value - decimal[1]) <= room
+                return bool(abs(value - decimal[1]) <= room)
             if within(tree.add(other, ("q", -decimal[1])), room):
                 return True
     return same(x, y)
@@ -144,18 +144,18 @@ def _all(results: Read) -> bool | None:
     return None if undecided else True
 
 
-def _in_order(a: tuple, b: tuple) -> bool | None:
+def _in_order(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool | None:
     return _all(equal(x, y) for x, y in zip(a, b, strict=True)) if len(a) == len(b) else False
 
 
-def _same_members(a: tuple, b: tuple) -> bool | None:
+def _same_members(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool | None:
     """Whether two lists hold the same values in any order, however often."""
     if len(a) * len(b) > _MAX_PAIRS:
         raise OverBudget
     return _all([_cover(a, b), _cover(b, a)])
 
 
-def _cover(a: tuple, b: tuple) -> bool | None:
+def _cover(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool | None:
     """Whether each value of `a` occurs in `b`."""
     undecided = False
     for item in a:

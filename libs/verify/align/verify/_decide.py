@@ -29,7 +29,7 @@ def same(a: Node, b: Node) -> bool | None:
     spend(1)
     x, y = tree.value_of(a), tree.value_of(b)
     if x is not None and y is not None:
-        return x == y
+        return bool(x == y)
     constants = tree.constants(tree.weigh(a)) | tree.constants(tree.weigh(b))
     if "undef" in constants:
         return False
@@ -77,7 +77,7 @@ def _cancelled(node: Node) -> Node:
     """A sum with equal terms taken together."""
     if node[0] != "+":
         return node
-    total: dict = {}
+    total: dict[Node, Read] = {}
     for term in node[1:]:
         coefficient, rest = tree.split(term)
         total[rest] = tree.add(total.get(rest, tree.ZERO), tree.rational(coefficient))
@@ -88,7 +88,7 @@ def sign(node: Node) -> int | None:
     """-1, 0 or 1 of a real constant; None when it cannot be settled or is no real constant."""
     value = tree.value_of(node)
     if value is not None:
-        return (value > 0) - (value < 0)
+        return int(value > 0) - int(value < 0)
     if node == tree.INF:
         return 1
     if node == tree.NEG_INF:
@@ -137,7 +137,7 @@ def within(node: Node, bound: Read) -> bool:
 def _zero_constant(difference: Node) -> bool | None:
     """Whether a constant is zero, by its interval and its separation bound alone; None: not settled."""
     if tree.value_of(difference) is not None:
-        return difference[1] == 0
+        return bool(difference[1] == 0)
     precision = _FIRST
     while precision <= _LAST_TRUE:
         try:
@@ -152,7 +152,7 @@ def _zero_constant(difference: Node) -> bool | None:
     return None
 
 
-def _atoms(node: Node) -> set:
+def _atoms(node: Node) -> set[Node]:
     """Subtrees that a formal evaluation takes for variables."""
     return {item for item in tree.nodes(node, lambda item: not _is_atom(item)) if _is_atom(item)}
 
@@ -164,7 +164,7 @@ def _is_atom(node: Node) -> bool:
     return node in (tree.PI, tree.E) if tag == "c" else tag == "^" and node[2][0] != "q"
 
 
-def _formal(difference: Node, sides: tuple[Node, Node], names: set, atoms: set, noise: modular.Noise) -> bool | None:
+def _formal(difference: Node, sides: tuple[Node, Node], names: set[str], atoms: set[Node], noise: modular.Noise) -> bool | None:
     """Whether a difference is zero for all values of its symbols and atoms: exact zeros at random points of both signs.
 
     Signs for which neither side is defined (roots of negative numbers) are left out; if only one side is, nothing is claimed.
@@ -175,7 +175,7 @@ def _formal(difference: Node, sides: tuple[Node, Node], names: set, atoms: set, 
     patterns = _signs(len(ordered), noise)
     trials = len(patterns) if names or atoms else 1
     for trial in range(3 * trials):
-        values: dict = {}
+        values: dict[Node, Read] = {}
         pattern = patterns[trial % len(patterns)]
         for name, negative in zip(ordered, pattern, strict=True):
             size = noise.next() % 997 + 2
@@ -198,7 +198,7 @@ def _formal(difference: Node, sides: tuple[Node, Node], names: set, atoms: set, 
     return None
 
 
-def _defined(node: Node, values: dict) -> bool:
+def _defined(node: Node, values: dict[Node, Read]) -> bool:
     try:
         Point(values, _FIRST, formal=True).at(node)
     except Unknown:
@@ -230,16 +230,16 @@ def _on_integers(difference: Node, names: list[str]) -> bool | None:
     return True if zeros > reach else None
 
 
-def _fractional_powers(node: Node, atoms: set) -> dict:
+def _fractional_powers(node: Node, atoms: set[Node]) -> dict[Node, Read]:
     """The exponents that are no whole numbers, of each atom."""
-    found: dict = {}
+    found: dict[Node, Read] = {}
     for item in tree.nodes(node, lambda item: not _is_atom(item)):
         if item[0] == "^" and item[2][0] == "q" and item[2][1].__class__ is not int and item[1] in atoms:
             found.setdefault(item[1], set()).add(item[2][1])
     return found
 
 
-def _give(values: dict, atom: Node, exponents: Read, root: Fraction) -> None:
+def _give(values: dict[Node, Read], atom: Node, exponents: Read, root: Fraction) -> None:
     """A value for an atom: a power whose roots, where the tree takes roots of the atom, are rational too."""
     common = lcm(*(exponent.denominator for exponent in exponents))
     largest = max((abs(exponent.numerator) for exponent in exponents), default=0) * common
@@ -260,10 +260,10 @@ def _signs(count: int, noise: modular.Noise) -> list[list[bool]]:
     return patterns
 
 
-def _zero_at(difference: Node, values: dict) -> bool | None:
+def _zero_at(difference: Node, values: dict[Node, Read]) -> bool | None:
     exact = exact_value(difference, values)
     if exact is not None:
-        return exact == 0
+        return bool(exact == 0)
     precision = _FIRST
     while precision <= _LAST:
         point = Point(values, precision, formal=True)
@@ -281,7 +281,7 @@ def _zero_at(difference: Node, values: dict) -> bool | None:
     return None
 
 
-def _refute_function(a: Node, b: Node, names: set, noise: modular.Noise) -> bool:
+def _refute_function(a: Node, b: Node, names: set[str], noise: modular.Noise) -> bool:
     """Whether two functions differ at some real point."""
     difference = tree.minus(normal(a), normal(b))
     for trial in range(6):

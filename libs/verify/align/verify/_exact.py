@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from align.verify._values import Read
 
 
-def exact_value(node: Node, values: dict) -> Read:
+def exact_value(node: Node, values: dict[Node, Read]) -> Read:
     """The rational value of a tree of rational operations, floors and remainders at a rational point, or None: none, or too long."""
     try:
         return _exact(node, values)
@@ -20,7 +20,7 @@ def exact_value(node: Node, values: dict) -> Read:
         return None
 
 
-def _exact(node: Node, values: dict) -> Read:
+def _exact(node: Node, values: dict[Node, Read]) -> Read:
     spend(1)
     tag = node[0]
     if tag in "qd":
@@ -29,7 +29,7 @@ def _exact(node: Node, values: dict) -> Read:
         return values.get(node)
     if tag not in ("+", "*", "^", "f"):
         return None
-    parts: list = []
+    parts: list[Read] = []
     for part in node[2:] if tag == "f" else node[1:]:
         parts.append(_exact(part, values))
         if parts[-1] is None:
@@ -48,7 +48,7 @@ def _exact(node: Node, values: dict) -> Read:
     return _exact_function(node[1], parts)
 
 
-def _exact_function(name: str, parts: list) -> Read:
+def _exact_function(name: str, parts: list[Read]) -> Read:
     first = Fraction(parts[0])
     if name == "floor":
         return first.__floor__()

@@ -104,7 +104,8 @@ def _spoken(text: str) -> str:
     opened = text.find("<think>")
     if opened >= 0:
         text = text[:opened]
-    control = _CONTROL.search(text, _TURN.match(text).end())
+    turn = _TURN.match(text)
+    control = _CONTROL.search(text, turn.end() if turn else 0)
     return text[: control.start()] if control else text
 
 
@@ -208,7 +209,8 @@ def _box_content(text: str, at: int) -> tuple[int, int]:
 
 def _of_sentence(tail: str) -> str:
     """The answer of a sentence that began with "the final answer is" or "Answer:"."""
-    tail = tail[_LEAD.match(tail).end() :]
+    lead = _LEAD.match(tail)
+    tail = tail[lead.end() if lead else 0 :]
     stop = _STOP.search(tail)
     if stop:
         tail = tail[: stop.start()]

@@ -12,6 +12,7 @@ from align.verify import _operate as op
 from align.verify import _tree as tree
 from align.verify._budget import MAX_DEPTH, OverBudget, Unreadable, spend
 from align.verify._lex import Token
+from align.verify._tree import Node
 from align.verify._units import BARE as UNIT_WORDS
 from align.verify._values import Value, number_set
 
@@ -460,7 +461,7 @@ class Grammar:
         return left
 
     def square_root(self, index: int) -> Read:
-        degree: tuple = ("q", index)
+        degree: Node = ("q", index)
         if self.is_op("["):
             self.at += 1
             degree = op.plain(self.expression())

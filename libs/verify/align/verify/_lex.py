@@ -182,6 +182,8 @@ def lex(text: str) -> list[Token]:
         if len(tokens) > MAX_TOKENS:
             raise OverBudget
         found = match(text, at)
+        if found is None or found.lastgroup is None:  # a dot matches whatever no other part does
+            raise Unreadable("nothing")
         kind = found.lastgroup
         value = found.group(kind)
         at = found.end()

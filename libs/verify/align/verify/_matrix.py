@@ -1,11 +1,18 @@
 """Sums and products of matrices of expressions."""
 
+from __future__ import annotations
+
 from align.verify import _tree as tree
 from align.verify._budget import OverBudget, Unreadable
+from align.verify._tree import Node
 from align.verify._values import Value, of_node
 
+TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def nodes_of(value: Value) -> list[list[tuple]]:
+
+def nodes_of(value: Value) -> list[list[Node]]:
     rows = []
     for row in value.items:
         rows.append([cell.node for cell in row])
@@ -14,11 +21,11 @@ def nodes_of(value: Value) -> list[list[tuple]]:
     return rows
 
 
-def _matrix(rows: list[list[tuple]]) -> Value:
+def _matrix(rows: list[list[Node]]) -> Value:
     return Value("matrix", items=tuple(tuple(of_node(cell) for cell in row) for row in rows))
 
 
-def determinant(rows: list[list[tuple]]) -> tuple:
+def determinant(rows: list[list[Node]]) -> Node:
     """By the first row. Raises: Unreadable when the rows are no square of at most five."""
     if any(len(row) != len(rows) for row in rows) or len(rows) > 5:
         raise Unreadable("a determinant that is no small square")
@@ -40,7 +47,7 @@ def matrix_sum(a: Value, b: Value) -> Value:
     return _matrix([[tree.add(p, q) for p, q in zip(r, s, strict=True)] for r, s in zip(x, y, strict=True)])
 
 
-def _each(operation, a: Value, b: Value) -> Value:
+def _each(operation: Callable[[Node, Node], Node], a: Value, b: Value) -> Value:
     """A number with every member of a finite set."""
     scalar, other = (a, b) if a.kind == "number" else (b, a)
     if other.kind != "set" or other.info != "finite" or scalar.kind != "number" or any(item.node is None for item in other.items):

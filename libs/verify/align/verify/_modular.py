@@ -78,7 +78,7 @@ def same(a: Node, b: Node, noise: Noise) -> bool | None:
     try:
         for _ in range(6):
             prime = noise.prime()
-            point: dict = {}
+            point: dict[Node, int] = {}
             spend(400)
             try:
                 if evaluate(a, prime, point, noise) != evaluate(b, prime, point, noise):
@@ -93,7 +93,7 @@ def same(a: Node, b: Node, noise: Noise) -> bool | None:
     return None
 
 
-def evaluate(node: Node, p: int, point: dict, noise: Noise) -> int:
+def evaluate(node: Node, p: int, point: dict[Node, int], noise: Noise) -> int:
     """The value modulo p; `point` gives each symbol its value and is filled as symbols appear."""
     tag = node[0]
     spend(1)
@@ -101,11 +101,11 @@ def evaluate(node: Node, p: int, point: dict, noise: Noise) -> int:
         value = node[1]
         if value.__class__ is int:
             spend(value.bit_length() >> 11)
-            return value % p
+            return int(value % p)
         spend(4)
         if value.denominator % p == 0:
             raise _Pole
-        return value.numerator * pow(value.denominator, -1, p) % p
+        return int(value.numerator * pow(value.denominator, -1, p) % p)
     if tag == "s" or tag == "c":
         if node not in point:
             point[node] = noise.next() % (p - 2) + 2

@@ -61,7 +61,7 @@ def linear(node: Node) -> list[tuple[Fraction | int, Node]]:
     """A sum as (rational coefficient, monomial) pairs; products are multiplied out where that is small."""
     terms = [(1, tree.ONE)]
     if node[0] == "+":
-        result: list = []
+        result: list[Read] = []
         for part in node[1:]:
             result.extend(linear(part))
         return result
@@ -81,13 +81,13 @@ def collected(node: Node) -> Node:
     """A sum with equal monomials taken together."""
     if node[0] != "+":
         return node
-    total: dict = {}
+    total: dict[Read, Read] = {}
     for coefficient, monomial in linear(node):
         total[monomial] = tree.combined(total.get(monomial, 0), coefficient, False)
     return _sorted(add(*(mul(tree.rational(c), m) for m, c in total.items() if c)))
 
 
-def _without_constant(coefficient: Read, monomial: Node) -> list:
+def _without_constant(coefficient: Read, monomial: Node) -> list[Read]:
     if value_of(monomial) is not None:
         return [(tree.combined(coefficient, value_of(monomial), True), tree.ONE)]
     if monomial[0] == "*" and value_of(monomial[1]) is not None:
@@ -145,7 +145,8 @@ def _over_logarithm(monomial: Node, prime: int) -> Node | None:
     if len(parts) == 2 and below in parts:
         parts.remove(below)
         if parts[0][0] == "f" and parts[0][1] == "ln":
-            return parts[0][2]
+            argument: Node = parts[0][2]
+            return argument
     return None
 
 
@@ -199,7 +200,7 @@ def _function(name: str, arguments: list[Node]) -> Node:
     if name == "ln":
         return _ln(first)
     if name == "tan" and first[0] == "f" and first[1] == "atan":
-        return first[2]
+        return mul(first[2])
     if name in ("cos", "sin", "tan", "cot", "sec", "csc"):
         return _circular(name, first)
     if name in ("sinh", "cosh", "tanh", "coth", "sech", "csch"):
@@ -255,7 +256,7 @@ def _ln(node: Node) -> Node:
             return mul(node[2], _ln(tree.call("abs", node[1])))
         return mul(node[2], _ln(node[1]))
     if node[0] == "f" and node[1] == "E":
-        return node[2]
+        return mul(node[2])
     if node[0] == "f" and node[1] == "P":
         return mul(node[3], _ln(node[2]))
     return ("f", "ln", node)

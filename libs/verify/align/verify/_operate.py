@@ -7,6 +7,7 @@ from fractions import Fraction
 from align.verify import _tree as tree
 from align.verify._budget import Unreadable, spend, spend_divisor, spend_product
 from align.verify._matrix import matrix_sum, matrix_times
+from align.verify._tree import Node
 from align.verify._values import Value, of_node
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
@@ -19,7 +20,7 @@ def size(node: Read) -> int:
     return len(tree.nodes(node))
 
 
-def substitute(node: tuple, old: tuple, new: tuple) -> tuple:
+def substitute(node: Node, old: Node, new: Node) -> Node:
     """The tree with one subtree replaced, folded again."""
     spend(1)
     if node == old:
@@ -79,14 +80,14 @@ def node_or_none(item: Read) -> Read:
     return item.node if item.kind in ("number", "expression") else None
 
 
-def node_of(item: Read) -> tuple:
+def node_of(item: Read) -> Node:
     node = node_or_none(item)
     if node is None:
         raise Unreadable(f"a {item.kind} where a number should be")
     return plain(node) if node[0] == "f" else node
 
 
-def plain(item: Read) -> tuple:
+def plain(item: Read) -> Node:
     """The tree with its own percent or degree sign worked in. Raises: Unreadable for anything but a number or expression."""
     node = item if item.__class__ is tuple else node_of(item)
     if node[0] == "f":
@@ -136,7 +137,7 @@ def times(a: Read, b: Read) -> Read:
     return matrix_times(as_value(a), as_value(b))
 
 
-def _times_ten(a: tuple, b: tuple) -> tuple:
+def _times_ten(a: Node, b: Node) -> Node:
     """a × b; a decimal times a power of ten stays a decimal literal."""
     if a[0] == "d" and b[0] == "q":
         power = _ten_power(b[1])
@@ -180,7 +181,7 @@ def raised(base: Read, exponent: Read) -> Read:
     raise Unreadable("a power of something that is no number")
 
 
-def applied(name: str, arguments: list, base: Read) -> Read:
+def applied(name: str, arguments: list[Read], base: Read) -> Read:
     if not arguments:
         raise Unreadable(f"{name} of nothing")
     if name in ("lg", "log") or (name == "ln" and base is not None):

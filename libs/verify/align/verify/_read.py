@@ -289,7 +289,7 @@ def _application(tokens: list[Token], start: int) -> int:
 
 def _unit(grammar: Grammar) -> Read:
     """The unit after an expression, or None."""
-    words = []
+    words: list[str] = []
     while True:
         token = grammar.peek()
         if (token.kind == "text" and token.value.lower() not in names.JOINERS) or (
@@ -323,9 +323,10 @@ def _with_unit(item: Read, unit: Read) -> Value:
         elif item[0] == "f" and item[1] == "pct":
             item, unit = item[2], units.PERCENT
         return of_node(item, unit=unit)
-    if unit and item.kind in ("number", "expression"):
-        item.unit = unit
-    return item
+    value: Value = item
+    if unit and value.kind in ("number", "expression"):
+        value.unit = unit
+    return value
 
 
 def _chain(sides: list[Value], signs: list[str], unit: Read) -> Value:
@@ -386,16 +387,16 @@ def _without_percent(side: Value) -> Node:
 def _name(side: Value) -> str | None:
     """The name that an assignment gives: a letter, f(x), |AB|, (x, y)."""
     if side.kind == "tuple" or side.kind == "interval":
-        inner = [_name(item) for item in side.items]
-        return "(" + ",".join(inner) + ")" if None not in inner else None
+        inner = [name for name in map(_name, side.items) if name is not None]
+        return "(" + ",".join(inner) + ")" if len(inner) == len(side.items) else None
     node = side.node
     if node is None:
         return None
     if node[0] == "s":
-        return node[1]
+        return f"{node[1]}"
     if node[0] == "f" and node[1].startswith("@"):
         known = ",".join("" if part[0] == "s" else tree.text(part) for part in node[2:])  # f(2) = 5 is not f(3) = 5
-        return node[1][1:] + (f"({known})" if known.strip(",") else "")
+        return f"{node[1][1:]}({known})" if known.strip(",") else f"{node[1][1:]}"
     if node == tree.E or (node[0] == "c" and node[1] == "i"):
         return None
     if node[0] == "*" and all(part[0] == "s" and part[1].isupper() and len(part[1]) == 1 for part in node[1:]):

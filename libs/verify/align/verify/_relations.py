@@ -13,13 +13,13 @@ from align.verify._values import Value
 _FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!=", "=": "="}
 
 
-def sides(value: Value) -> tuple | None:
+def sides(value: Value) -> tuple[Node, ...] | None:
     """The sides of an equation or of an assignment, where all are expressions."""
     found = value.items if value.kind == "equation" else value.sides
     return found if found and all(side.__class__ is tuple for side in found) else None
 
 
-def same_equation(a: tuple, b: tuple) -> bool | None:
+def same_equation(a: tuple[Node, ...], b: tuple[Node, ...]) -> bool | None:
     """Whether two equations (or chains of them) are one up to non-zero factors and order; a tautology equals only its own sides."""
     if len(a) != len(b):
         return False

@@ -84,7 +84,7 @@ def _interval(low: Node | None, closed: bool, high: Node | None, shut: bool) -> 
     return [(low, True, low, True)] if not order and closed and shut else [] if not order else None
 
 
-def _points(items: tuple) -> list[Piece] | None:
+def _points(items: tuple[Value, ...]) -> list[Piece] | None:
     if any(item.kind != "number" or item.node in (tree.INF, tree.NEG_INF) or item.unit for item in items):
         return None
     return _merged([(item.node, True, item.node, True) for item in items])
@@ -185,9 +185,12 @@ def _joined(value: Value, name: str | None) -> list[Piece] | None:
         return None
     if value.info == "," and all(item.kind == "tuple" for item in value.items):
         return None
-    parts = [_inequality(item, name) if item.kind == "inequality" else real_set(item) for item in value.items]
-    if None in parts:
-        return None
+    parts: list[list[Piece]] = []
+    for item in value.items:
+        part = _inequality(item, name) if item.kind == "inequality" else real_set(item)
+        if part is None:
+            return None
+        parts.append(part)
     if len({_variable(item, name) for item in value.items if item.kind == "inequality"}) > 1:
         return None
     together = parts[0]

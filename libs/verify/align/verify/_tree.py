@@ -53,7 +53,8 @@ def integer(digits: str) -> int:
         return int(digits)
     half = len(digits) // 2
     spend_product(10 * half, 10 * half)
-    return integer(digits[:-half]) * 10**half + integer(digits[-half:])
+    shift: int = 10**half
+    return integer(digits[:-half]) * shift + integer(digits[-half:])
 
 
 def literal(text: str) -> Node:
@@ -67,7 +68,7 @@ def literal(text: str) -> Node:
         return ("q", integer(whole))
     digits = (whole + fraction).lstrip("0")
     spend_divisor(4 * (len(digits) + abs(power) + len(fraction)))
-    value = Fraction(integer(whole + fraction or "0")) * Fraction(10) ** (power - len(fraction))
+    value: Read = Fraction(integer(whole + fraction or "0")) * Fraction(10) ** (power - len(fraction))
     if value.denominator == 1:
         value = value.numerator
     return ("d", value, len(digits), Fraction(10) ** (power - len(fraction))) if point or exponent else ("q", value)
@@ -84,7 +85,7 @@ def text(node: Node) -> str:
             return f"{value.numerator % _MERSENNE:x}/{value.denominator % _MERSENNE:x}"
         return f"{value:x}" if value.__class__ is int else f"{value.numerator:x}/{value.denominator:x}"
     if tag == "s" or tag == "c":
-        return node[1]
+        return f"{node[1]}"
     if tag == "f":
         return f"{node[1]}({','.join(map(text, node[2:]))})"
     return f"({tag.join(map(text, node[1:]))})"
@@ -95,7 +96,7 @@ def value_of(node: Node) -> Read:
     return node[1] if node[0] in "qd" else None
 
 
-def split(term: Node) -> tuple:
+def split(term: Node) -> tuple[Read, ...]:
     """A term as its rational coefficient and the rest."""
     if term[0] in "qd":
         return term[1], ONE
@@ -395,13 +396,13 @@ def _gcd_lcm(name: str, values: list[int]) -> Node:
     return ("q", abs(result))
 
 
-def symbols(node: Node) -> set:
+def symbols(node: Node) -> set[str]:
     """Names of the symbols of a tree."""
     tag = node[0]
     return {item[1] for item in nodes(node) if item[0] == "s"} if tag in _BRANCHES else {node[1]} if tag == "s" else set()
 
 
-def constants(node: Node) -> set:
+def constants(node: Node) -> set[str]:
     """Names of the constants of a tree: pi, e, i, inf, undef."""
     tag = node[0]
     return {item[1] for item in nodes(node) if item[0] == "c"} if tag in _BRANCHES else {node[1]} if tag == "c" else set()

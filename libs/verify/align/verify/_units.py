@@ -1,5 +1,7 @@
 """Units of measure: what is the same, what converts, what is in conflict."""
 
+from __future__ import annotations
+
 import re
 from collections import namedtuple
 from fractions import Fraction
@@ -12,7 +14,7 @@ class Unit(namedtuple("Unit", "scale dimensions known words")):
 
     __slots__ = ()
     scale: Fraction
-    dimensions: tuple  # ((dimension, exponent), …), sorted
+    dimensions: tuple[tuple[str, int], ...]  # ((dimension, exponent), …), sorted
     known: bool
     words: str
 
@@ -89,7 +91,8 @@ def unit(words: str) -> Unit | None:
     if not _REFUSED.isdisjoint(words.lower().split()):
         raise Unreadable(f"the words {words!r:.60} after a number")
     words = _COMPOUND.get(words.strip().lower(), words)
-    scale, known, exponents = Fraction(1), True, {}
+    scale, known = Fraction(1), True
+    exponents: dict[str, int] = {}
     sign, pending, last = 1, 1, None
     found_words = _WORD.findall(words.replace(".", ""))
     for at, word in enumerate(found_words):

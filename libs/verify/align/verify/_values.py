@@ -1,11 +1,15 @@
 """The value model: what an answer was read as."""
 
+from __future__ import annotations
+
 from align.verify._budget import OverBudget, restart
 from align.verify._tree import Node, symbols, text
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
     from typing import Any
+
+    from align.verify._units import Unit
 
     Read = Any  # what the grammar hands on: a tree (a tuple) or a Value
 
@@ -26,15 +30,25 @@ class Value:
 
     __slots__ = ("info", "items", "kind", "name", "node", "sides", "source", "unit")
 
-    def __init__(self, kind: str, node: Node | None = None, items: tuple = (), info=None, name: str | None = None, unit=None, source=""):
+    def __init__(
+        self,
+        kind: str,
+        node: Node | None = None,
+        items: tuple[Read, ...] = (),
+        info: Read = None,
+        name: str | None = None,
+        unit: Unit | None = None,
+        source: str = "",
+    ):
+        (self,)
         self.kind = kind
-        self.node = node
+        self.node: Read = node  # a tree, or None
         self.items = items
         self.info = info
         self.name = name
         self.unit = unit
         self.source = source
-        self.sides: tuple = ()
+        self.sides: tuple[Read, ...] = ()
 
     def __repr__(self) -> str:
         name = f"{self.name} = " if self.name else ""
@@ -55,7 +69,7 @@ class Value:
         return repr(list(self.items)) if self.items else str(self.info)
 
 
-def of_node(node: Node, **fields) -> Value:
+def of_node(node: Node, **fields: Read) -> Value:
     """A number, or an expression when it holds symbols."""
     return Value("expression" if symbols(node) else "number", node, **fields)
 
