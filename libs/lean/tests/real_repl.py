@@ -3,14 +3,17 @@ leanprover-community/repl.
 
 The wheel has the kernel and the elaborator but no repl and no .olean files. Here the library is loaded and initialised once; a request
 forks, and the fork runs `lean --stdin --json -j1 -s8192` on the text of the environment it builds on and its own. What kills the fork
-kills the REPL too, as it would the real one. `--build FILE.lean …` compiles the prelude into OLEAN_DIR instead."""
+kills the REPL too, as it would the real one. `--build FILE.lean …` compiles the prelude into OLEAN_DIR instead. A comment `-- fault:
+kill`, `hang` or `garbage` in a request breaks the reply."""
 
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import sys
+import time
 
 FLAGS = [b"-j1", b"-s8192"]
 MOST = 24 << 20  # bytes of a reply that are kept: above the pool's cap
@@ -70,6 +73,15 @@ def requests():
             yield json.loads(frame)
 
 
+def misbehave(word: str) -> bytes:
+    """What a comment `-- fault: WORD` in a request asks for, after Lean has answered."""
+    if word == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word == "hang":
+        time.sleep(3600)
+    return os.urandom(64).replace(b"\n", b"") + b"\n\n"
+
+
 def main() -> None:
     library = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
     os.environ["LEAN_PATH"] = sys.argv[2]
@@ -95,6 +107,8 @@ def main() -> None:
             found = [answer(m, first_line) for m in run(library, texts[-1]) if m["pos"]["line"] >= first_line]
             reply = {"env": len(texts) - 1} | ({"messages": found} if found else {})
         out = json.dumps(reply, indent=1).encode() + b"\n\n"
+        if fault := re.search(r"-- fault: (\w+)", request["cmd"]):
+            out = misbehave(fault[1])
         while out:
             select.select([], [1], [])
             out = out[os.write(1, out) :]

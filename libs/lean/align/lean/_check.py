@@ -81,9 +81,9 @@ def _attempt(
             deadline = time.monotonic() + pool.limits.seconds
             try:
                 axioms = _Proof(child, deadline, pool.limits.reply_bytes, policy).run(statement, submission, name)
-                return Verdict("accept", "accepted", f"accepted under {pool.toolchain.label}", axioms, rss_bytes=child.resident()), worn
+                return Verdict("accept", "accepted", f"accepted under {pool.toolchain.label}", axioms, rss_bytes=child.memory()[0]), worn
             except _Rejected as rejected:
-                return Verdict("reject", rejected.reason, rejected.detail, rss_bytes=child.resident()), worn
+                return Verdict("reject", rejected.reason, rejected.detail, rss_bytes=child.memory()[0]), worn
             except StatementError as error:  # the caller's, not the child's: it stays
                 mistake = error
             except Fault as fault:

@@ -38,13 +38,15 @@ class Child:
                 os.close(fd)
         self.stdin = self.stdout = -1
 
-    def resident(self) -> int:
-        """Resident bytes of the child now, 0 if it is gone."""
+    def memory(self) -> tuple[int, int]:
+        """(resident bytes, those of them that are not shared with a file) of the child now; zeros if it is gone."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError):
-            return 0
+                fields = file.read().split()
+        except OSError:
+            return 0, 0
+        page = os.sysconf("SC_PAGE_SIZE")
+        return int(fields[1]) * page, (int(fields[1]) - int(fields[2])) * page
 
     def request(self, message: dict[str, Any], *, deadline: float, cap: int) -> dict[str, Any]:
         """Sends one request and returns its reply. `deadline` is a time.monotonic() value, `cap` the most bytes of the reply. Raises

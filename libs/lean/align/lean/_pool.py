@@ -40,7 +40,7 @@ class Limits:
     file_bytes: int = 1 << 20  # the largest file a child may write
     reply_bytes: int = 16 << 20
     uses: int = 200  # proofs until a child is replaced: a REPL keeps every environment for ever
-    recycle_bytes: int = 3 * _GIB  # resident bytes above which a child is replaced after its proof
+    recycle_bytes: int = 2 * _GIB  # private bytes above which a child is replaced after its proof
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -185,7 +185,7 @@ class LeanPool:
             child.uses += 1
             if child.stdin < 0:  # ended by its borrower
                 child = None
-            elif child.uses >= self.limits.uses or child.resident() > self.limits.recycle_bytes:
+            elif child.uses >= self.limits.uses or child.memory()[1] > self.limits.recycle_bytes:
                 self.counts["recycled"] += 1
                 self.end(child)
                 child = None
