@@ -48,7 +48,7 @@ class Form:
         self._classes, canonical, compat, self._pairs, _ = _tables()
         self._table = compat if compatible else canonical
         self._compose = compose
-        touched = {c for c in self._table if not compose or self._run([(c, 0)]) != [(c, 0)]}
+        touched = {c for c in self._table if not compose or self._run(c) != [(c, 0)]}
         touched |= self._classes.keys()
         ranges = [(ord(c), ord(c)) for c in touched]
         if compose:
@@ -76,7 +76,7 @@ class Form:
         out, at = [], 0
         for start, end in runs:
             out.append(text[at:start])
-            out += [char for char, _ in self._run([(c, 0) for c in text[start:end]])]
+            out += [char for char, _ in self._run(text[start:end])]
             at = end
         return "".join([*out, text[at:]])
 
@@ -85,16 +85,16 @@ class Form:
         for start, end in self._runs(text):
             out.append(text[at:start])
             new_spans += spans[at:start]
-            chars = self._run([(c, 0) for c in text[start:end]])
+            chars = self._run(text[start:end])
             out += [char for char, _ in chars]
             new_spans += shifted([change for _, change in chars], spans[start:end])
             at = end
         return "".join([*out, text[at:]]), new_spans + spans[at:]
 
-    def _run(self, chars: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    def _run(self, text: str) -> list[tuple[str, int]]:
         """The normal form of a stretch: (character, change), where change 1 is an inserted character and −n took n more in."""
         parts: list[tuple[str, int]] = []
-        for char, _ in chars:
+        for char in text:
             parts += [(c, int(i > 0)) for i, c in enumerate(_decomposed(char, self._table))]
         self._reorder(parts)
         return self._recomposed(parts) if self._compose else parts
@@ -114,7 +114,8 @@ class Form:
         out: list[tuple[str, int]] = []
         starter = -1  # index in `out` of what the next mark may join
         blocked = -1  # combining class of the last mark that did not join, −1 where none stands between
-        for char, change in parts:
+        for part in parts:
+            char, change = part
             ccc = self._classes.get(char, 0)
             if starter >= 0 and (blocked < 0 or blocked < ccc):
                 joined = _composed(out[starter][0], char, self._pairs)
@@ -125,7 +126,7 @@ class Form:
                 starter, blocked = len(out), -1
             else:
                 blocked = ccc
-            out.append((char, change))
+            out.append(part)
         return out
 
 

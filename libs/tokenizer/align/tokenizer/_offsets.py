@@ -4,7 +4,8 @@ Almost every text is its own normal form, and almost every pre-tokenizer only cu
 word's. Where a normaliser changed something, each character carries its span of the original.
 """
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,40 +19,41 @@ if TYPE_CHECKING:
     from align.tokenizer._tokenizer import Tokenizer
 
 _UNKNOWN = 1 << 60  # no sum of these is the length of a text
+_STARTS = bytes(int(not 0x80 <= byte < 0xC0) for byte in range(256))  # 1 where a character begins
 
 
 class _Sizes(dict[int, int]):
-    """How many characters each token stands for; _UNKNOWN where that depends on its neighbours."""
+    """How many bytes of text each token stands for, or how many characters; _UNKNOWN where that depends on its neighbours."""
 
-    def __init__(self, bpe: Bpe) -> None:
+    def __init__(self, bpe: Bpe, in_bytes: bool) -> None:
         super().__init__()
-        self._bpe = bpe
+        self._bpe, self._in_bytes = bpe, in_bytes
 
     def __missing__(self, token_id: int) -> int:
-        bpe = self._bpe
-        token = bpe.token_of(token_id)
-        self[token_id] = size = _UNKNOWN
-        if token == bpe.unk:
-            return size
-        if bpe.byte_level:
-            try:
-                size = len(bytes(map(CHAR_TO_BYTE.__getitem__, token)).decode())
-            except (KeyError, UnicodeDecodeError):
-                return size
-        elif bpe.byte_tokens and token in bpe.byte_tokens:
-            size = 1 if bpe.byte_tokens.index(token) < 0x80 else _UNKNOWN
-        else:
-            size = len(token)
-        self[token_id] = size
+        size = self[token_id] = self._size(self._bpe.token_of(token_id))
         return size
 
+    def _size(self, token: str) -> int:
+        bpe = self._bpe
+        if token == bpe.unk:
+            return _UNKNOWN
+        if bpe.byte_level:
+            try:
+                data = bytes(map(CHAR_TO_BYTE.__getitem__, token))
+                return len(data) if self._in_bytes else len(data.decode())
+            except (KeyError, UnicodeDecodeError):
+                return _UNKNOWN
+        if bpe.byte_tokens and token in bpe.byte_tokens:
+            return 1 if self._in_bytes or bpe.byte_tokens.index(token) < 0x80 else _UNKNOWN
+        return len(token.replace(bpe.space, " ").encode()) if self._in_bytes else len(token)
 
-Place = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]
+
+Place = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class Places(dict[str, Place]):
-    """For each unit (chunk or word): its ids; how many characters further each token ends than the one before; and (token, n) where a
-    token begins n characters before the end of the token before it, as the second of two tokens does that share a character.
+    """For each unit (chunk or word): its ids; how many characters further each token ends than the one before; and which tokens begin
+    within the last character of the token before them.
 
     Where the tokens do not tile the unit, because characters were dropped, the steps add up to less than its length.
     """
@@ -61,41 +63,52 @@ class Places(dict[str, Place]):
         self._bpe = tokenizer._bpe
         self._ids: dict[str, tuple[int, ...]] = self._bpe if tokenizer._chunks is None else tokenizer._chunks
         self.words: Callable[[str], list[str]] = _alone if tokenizer._chunks is None else tokenizer._chunks.words
-        self._sizes = _Sizes(self._bpe)
+        self._chars, self._bytes = _Sizes(self._bpe, False), _Sizes(self._bpe, True)
         self._ranges: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def __missing__(self, unit: str) -> Place:
         ids = self._ids[unit]
-        steps = tuple(map(self._sizes.__getitem__, ids))
-        place = (ids, steps, ()) if sum(steps) == len(unit) else (ids, *self._counted(unit))
+        steps = tuple(map(self._chars.__getitem__, ids))
+        place = (ids, steps, ()) if sum(steps) == len(unit) else self._by_bytes(unit, ids)
         if len(unit) <= LONGEST:
             if len(self) >= self._bpe.cache_words:
                 self.clear()
             self[unit] = place
         return place
 
-    def _counted(self, unit: str) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    def _by_bytes(self, unit: str, ids: tuple[int, ...]) -> Place:
+        data = unit.encode()
+        if sum(map(self._bytes.__getitem__, ids)) != len(data):
+            return self._by_words(unit, ids)
+        starts = data.translate(_STARTS)
+        begun = array("L", accumulate(starts, initial=0))  # characters begun before each byte
+        ends = array("L", accumulate(map(self._bytes.__getitem__, ids), initial=0))
+        steps = tuple(begun[b] - begun[a] for a, b in pairwise(ends))
+        return ids, steps, tuple(i for i, at in enumerate(ends[:-1]) if not starts[at])
+
+    def _by_words(self, unit: str, ids: tuple[int, ...]) -> Place:
         steps: list[int] = []
-        back: list[tuple[int, int]] = []
+        back: list[int] = []
         at = end = 0
         for word in self.words(unit):
             for start, stop in self.ranges(word):
                 if at + start < end:
-                    back.append((len(steps), end - at - start))
+                    back.append(len(steps))
                 steps.append(at + stop - max(end, at + start))
                 end = at + stop
             at += len(word)
-        return tuple(steps), tuple(back)
+        return ids, tuple(steps), tuple(back)
 
-    def ranges(self, word: str) -> tuple[tuple[int, int], ...]:
+    def ranges(self, word: str) -> Iterable[tuple[int, int]]:
         """(first, last + 1) characters of each token of a word."""
+        if len(word) > 256:
+            return char_ranges(self._bpe, word)
         found = self._ranges.get(word)
         if found is None:
-            found = char_ranges(self._bpe, word)
+            found = tuple(char_ranges(self._bpe, word))
             if len(self._ranges) >= self._bpe.cache_words:
                 self._ranges.clear()
-            if len(word) <= 256:
-                self._ranges[word] = found
+            self._ranges[word] = found
         return found
 
 
@@ -171,9 +184,9 @@ class Walk:
         if sum(steps) == tiled:
             self.offsets += pairwise(accumulate(steps, initial=start))
             for at, back in shared:
-                for i, count in back:
+                for i in back:
                     first, end = self.offsets[at + i]
-                    self.offsets[at + i] = (first - count, end)
+                    self.offsets[at + i] = (first - 1, end)
         else:
             words = list(chain.from_iterable(map(self._places.words, units)))
             word_starts = accumulate(map(len, words), initial=start)
@@ -206,7 +219,7 @@ class Walk:
         return out
 
 
-def _byte_ends(bpe: Bpe, word: str) -> tuple[str, list[int]]:
+def _byte_ends(bpe: Bpe, word: str) -> tuple[str, "array[int]"]:
     """The word as the model sees it, and after how many of its bytes each token ends.
 
     As in the reference, bytes are counted over the tokens: where characters were dropped because the vocabulary lacks them, what
@@ -215,7 +228,7 @@ def _byte_ends(bpe: Bpe, word: str) -> tuple[str, list[int]]:
     text = bpe.written(word)
     symbols = bpe.symbols(word)
     parts, sizes = _first_parts(bpe, text)
-    ends, size, k = [], 0, 0
+    ends, size, k = array("L"), 0, 0
     for symbol in symbols:
         taken = 0
         while taken < len(symbol):
@@ -226,14 +239,14 @@ def _byte_ends(bpe: Bpe, word: str) -> tuple[str, list[int]]:
     return text, ends
 
 
-def char_ranges(bpe: Bpe, word: str) -> tuple[tuple[int, int], ...]:
+def char_ranges(bpe: Bpe, word: str) -> Iterator[tuple[int, int]]:
     """(first, last + 1) characters of each token of a word; tokens that share a character both get it."""
     text, ends = _byte_ends(bpe, word)
-    char_of = [i for i, char in enumerate(text) for _ in char.encode()]
+    char_of = array("L", (i for i, char in enumerate(text) for _ in char.encode()))
     if bpe.byte_level:
-        origin = [i for i, char in enumerate(word) for _ in char.encode()]
-        char_of = [origin[i] for i in char_of]
-    return tuple((char_of[a], char_of[b - 1] + 1) for a, b in zip([0, *ends], ends, strict=False))
+        origin = array("L", (i for i, char in enumerate(word) for _ in char.encode()))
+        char_of = array("L", map(origin.__getitem__, char_of))
+    return ((char_of[a], char_of[b - 1] + 1) for a, b in pairwise(chain((0,), ends)))
 
 
 def byte_parts(bpe: Bpe, word: str) -> list[tuple[int, int]]:
@@ -245,9 +258,9 @@ def byte_parts(bpe: Bpe, word: str) -> list[tuple[int, int]]:
         alphabet = list(accumulate((len(c.encode()) for c in text), initial=0))
         if not set(ends) <= set(alphabet):  # dropped characters have moved the count into the middle of one
             return [(0, 0)] * len(ends)
-        ends = [alphabet.index(end) for end in ends]
+        ends = array("L", map({end: i for i, end in enumerate(alphabet)}.__getitem__, ends))
     out = []
-    for a, b in zip([0, *ends], ends, strict=False):
+    for a, b in pairwise(chain((0,), ends)):
         k, size = where[b - 1]
         out.append((where[a][0], k + 1 if k + 1 < size else 0))
     return out
