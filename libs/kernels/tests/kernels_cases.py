@@ -127,6 +127,11 @@ def loss(device, dtype, large):
             errors[f"cross_entropy {name}"] = agree("cross_entropy", ce, (hidden, weight), dtype, 8.0, 16.0)
         logp = functools.partial(kernels.linear_logprob, targets=targets, mask=mask, chunk=chunk)
         errors["logprob"] = agree("logprob", logp, (hidden, weight), dtype, 8.0, 16.0)
+        if dtype == torch.bfloat16:  # strict mode: the sampler's side gives the trainer's bits
+            strict = kernels.linear_logprob(hidden, weight, torch.where(mask, targets, 0), invariant=True)
+            for some in (slice(0, 1), slice(3, 8)):
+                logits = kernels.invariant_linear(hidden[some], weight)
+                assert torch.equal(kernels.logprob(logits, torch.where(mask, targets, 0)[some]), strict[some])
         behind = torch.where(mask[:, None], hidden, float("nan")).requires_grad_()
         for op in (logp, ce):
             (gradient,) = torch.autograd.grad(op(behind, weight).sum(), behind)

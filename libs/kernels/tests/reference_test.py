@@ -85,6 +85,8 @@ def test_linear_logprob_is_log_softmax_and_its_gradient_the_numerical_one():
     truth = (hidden @ weight.t()).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     assert torch.allclose(ours, torch.where(mask, truth, 0.0), rtol=1e-12)
     assert gradcheck(lambda h, w: kernels.linear_logprob(h, w, targets, mask, chunk=3), (hidden, weight))
+    assert torch.allclose(kernels.linear_logprob(hidden, weight, targets, mask, invariant=True), ours, rtol=1e-12)
+    assert torch.allclose(kernels.logprob((hidden @ weight.t()).detach(), targets), truth, rtol=1e-12)
 
 
 def test_one_gradient_where_one_is_wanted_and_a_second_backward_is_refused():
@@ -212,6 +214,7 @@ def test_chunks_are_whole_tiles_within_the_bound():
     assert _linear_loss.chunk_rows(16384, 32768, 2, 0) == 2816
 
 
+@pytest.mark.slow
 def test_compiles_to_a_whole_graph_forward_and_backward():
     def block(x, residual, weight, up, tables, targets, head):
         normed, residual = kernels.add_rms_norm(x, residual, weight)
@@ -229,6 +232,7 @@ def test_compiles_to_a_whole_graph_forward_and_backward():
         assert torch.allclose(a, b)
 
 
+@pytest.mark.slow
 def test_triton_is_not_imported_before_the_gpu_is_used():
     source = (
         "import sys, torch; before = 'triton' in sys.modules; from align import kernels; "
@@ -255,7 +259,8 @@ def test_opcheck():
         ops.rope_qkv: (torch.randn(3, 16, requires_grad=True), *tables, 2, 1),
         ops.swiglu: (x, x.detach() + 1),
         ops.swiglu_packed: (x,),
-        ops.linear_logprob: (h, head, ids, None, 0),
+        ops.linear_logprob: (h, head, ids, None, 0, False),
+        ops.logprob: (h.detach(), ids),
         ops.decode_attention: (q.detach(), torch.randn(3, 5, 1, 4), torch.randn(3, 5, 1, 4), cu.new_tensor([5, 1, 0]), None, 0.5, 0),
         ops.gemv: (h.detach(), head.detach(), None),
         ops.invariant_linear: (h, head, None),

@@ -15,20 +15,20 @@ import kernels_cases
 import pytest
 import torch
 
-QUICK = ("norm", "swiglu", "gemv", "loss")
-SLOW = tuple(name for name in kernels_cases.CASES if name not in QUICK)
+QUICK = (("swiglu", "bfloat16"), ("loss", "bfloat16"), ("gemv", "float32"))
+ALL = tuple((name, dtype) for name in kernels_cases.CASES for dtype in ("float32", "bfloat16"))
 
 
-def interpret(names: list[str]) -> None:
+def interpret(cases: list[str]) -> None:
     torch.set_num_threads(1)
-    for name in names:
-        for dtype in (torch.float32, torch.bfloat16):
-            try:
-                kernels_cases.CASES[name]("cpu", dtype, False)
-                result = ""
-            except Exception:
-                result = traceback.format_exc()
-            print(json.dumps([name, str(dtype), result]), flush=True)
+    for case in cases:
+        name, dtype = case.split(":")
+        try:
+            kernels_cases.CASES[name]("cpu", getattr(torch, dtype), False)
+            result = ""
+        except Exception:
+            result = traceback.format_exc()
+        print(json.dumps([name, dtype, result]), flush=True)
 
 
 def run(mode: str, interpreted: str, cache: Path, *arguments: str) -> str:
@@ -40,8 +40,8 @@ def run(mode: str, interpreted: str, cache: Path, *arguments: str) -> str:
 
 
 @functools.cache
-def results(names: tuple[str, ...], cache: Path) -> dict[tuple[str, str], str]:
-    rows = [json.loads(line) for line in run("interpret", "1", cache, *names).splitlines()]
+def results(cases: tuple[tuple[str, str], ...], cache: Path) -> dict[tuple[str, str], str]:
+    rows = [json.loads(line) for line in run("interpret", "1", cache, *map(":".join, cases)).splitlines()]
     return {(name, dtype): result for name, dtype, result in rows}
 
 
@@ -50,17 +50,15 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
-@pytest.mark.parametrize("name", QUICK)
-def test_interpreter(name, dtype, cache):
-    assert results(QUICK, cache)[name, dtype] == ""
+@pytest.mark.parametrize("case", QUICK, ids="-".join)
+def test_interpreter(case, cache):
+    assert results(QUICK, cache)[case] == ""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
-@pytest.mark.parametrize("name", SLOW)
-def test_interpreter_at_length(name, dtype, cache):
-    assert results(SLOW, cache)[name, dtype] == ""
+@pytest.mark.parametrize("case", ALL, ids="-".join)
+def test_interpreter_at_length(case, cache):
+    assert results(ALL, cache)[case] == ""
 
 
 @pytest.mark.slow

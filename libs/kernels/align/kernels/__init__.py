@@ -4,7 +4,7 @@ from align.kernels._decode_attention import decode_attention
 from align.kernels._gemv import gemv
 from align.kernels._invariant_attention import invariant_attention, invariant_decode
 from align.kernels._invariant_linear import invariant_linear
-from align.kernels._linear_loss import linear_cross_entropy, linear_logprob
+from align.kernels._linear_loss import linear_cross_entropy, linear_logprob, logprob
 from align.kernels._rms_norm import add_rms_norm, rms_norm
 from align.kernels._rope import rope, rope_qkv
 from align.kernels._runtime import KernelError
@@ -21,6 +21,7 @@ __all__ = [
     "invariant_linear",
     "linear_cross_entropy",
     "linear_logprob",
+    "logprob",
     "rms_norm",
     "rope",
     "rope_qkv",

@@ -60,18 +60,36 @@ def linear_cross_entropy(
     return loss
 
 
-def linear_logprob(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None = None, *, chunk: int | None = None) -> Tensor:
+def linear_logprob(
+    hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None = None, *, chunk: int | None = None, invariant: bool = False
+) -> Tensor:
     """log softmax(hidden · weightᵀ)[target] of every row, 0 where the mask is False; the backward computes each chunk's logits again.
 
-    Args and errors: as `linear_cross_entropy`.
+    Args and errors: as `linear_cross_entropy`; invariant: the logits by `invariant_linear`, so that a row's result is the same bits in any
+    batch, and those of `logprob` of such logits: strict mode. The gradient's logits are cuBLAS's in any case.
 
     Returns:
         (...), fp32 (fp64 for fp64).
     """
     _check(hidden, weight, targets, mask, chunk)
     rows, ids, kept = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), None if mask is None else mask.reshape(-1)
-    logprobs: Tensor = torch.ops.align.linear_logprob(rows, weight, ids, kept, chunk or 0)[0]
+    logprobs: Tensor = torch.ops.align.linear_logprob(rows, weight, ids, kept, chunk or 0, invariant)[0]
     return logprobs.view(targets.shape)
+
+
+def logprob(logits: Tensor, targets: Tensor) -> Tensor:
+    """log softmax(logits)[target] of each row, in fp32, in the arithmetic of `linear_logprob`: for the sampler's side of strict mode.
+
+    Args:
+        logits: (N, V). targets: (N,), int64.
+
+    Returns:
+        (N,), fp32 (fp64 for fp64); not differentiable.
+    """
+    if logits.ndim != 2 or targets.shape != logits.shape[:1] or targets.dtype != torch.int64:
+        raise KernelError(f"logits {tuple(logits.shape)}, targets {targets.dtype} {tuple(targets.shape)}: expected (N, V), int64 (N,)")
+    logprobs: Tensor = torch.ops.align.logprob(logits, targets)
+    return logprobs
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None, chunk: int | None) -> None:
@@ -98,7 +116,7 @@ def chunk_rows(rows: int, vocabulary: int, element_size: int, chunk: int) -> int
 
 
 def _chunks(
-    hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None, chunk: int
+    hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None, chunk: int, invariant: bool = False
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor | None]]:
     """(where, its rows of hidden with zeros outside the mask, logits, targets, mask) of each chunk; the logits may be overwritten."""
     step = chunk_rows(hidden.shape[0], weight.shape[0], hidden.element_size(), chunk)
@@ -107,7 +125,8 @@ def _chunks(
         part, kept = hidden[where], None if mask is None else mask[where]
         if kept is not None:
             part = torch.where(kept[:, None], part, 0)  # 0 times NaN would be NaN in the weight's gradient
-        yield where, part, part @ weight.t(), targets[where], kept
+        logits = torch.ops.align.invariant_linear(part, weight, None) if invariant else part @ weight.t()
+        yield where, part, logits, targets[where], kept
 
 
 class _WeightGradient:
@@ -207,17 +226,27 @@ def _cross_entropy(
 
 
 @_runtime.op("linear_logprob")
-def _logprob(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+def _linear_logprob(
+    hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None, chunk: int, invariant: bool
+) -> tuple[Tensor, Tensor]:
     """(log-probabilities, logsumexp of each row)."""
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     logprobs, lse = (torch.empty(hidden.shape[0], dtype=dtype, device=hidden.device) for _ in range(2))
-    for where, _, logits, ids, kept in _chunks(hidden, weight, targets, mask, chunk):
+    for where, _, logits, ids, kept in _chunks(hidden, weight, targets, mask, chunk, invariant):
         if _runtime.use_kernel(hidden):
             logprobs[where] = _launch_rows(logits, ids, kept, 0.0, 0.0, False, lse[where])
         else:
             logprobs[where] = -reference_rows(logits, ids, kept, 0.0, 0.0, False)
             lse[where] = wide(logits).logsumexp(1)
     return logprobs, lse
+
+
+@_runtime.op("logprob")
+def _logprob(logits: Tensor, targets: Tensor) -> Tensor:
+    if not _runtime.use_kernel(logits):
+        return -reference_rows(logits, targets, None, 0.0, 0.0, False)
+    logits = logits.contiguous()
+    return _launch_rows(logits, targets, None, 0.0, 0.0, False, torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device))
 
 
 @_runtime.op("linear_logprob_backward")
@@ -265,8 +294,15 @@ def _(
     return hidden.new_empty((), dtype=dtype), *_grads_like(hidden, weight, want_hidden, want_weight)
 
 
+@_runtime.fake("logprob")
+def _(logits: Tensor, targets: Tensor) -> Tensor:
+    return logits.new_empty(targets.shape, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
+
+
 @_runtime.fake("linear_logprob")
-def _(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+def _(
+    hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None, chunk: int, invariant: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     return hidden.new_empty(targets.shape, dtype=dtype), hidden.new_empty(targets.shape, dtype=dtype)
 
@@ -305,7 +341,7 @@ def _backward(ctx, upstream, *_):  # type: ignore[no-untyped-def]
 
 
 def _save_logprob(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    hidden, weight, targets, mask, ctx.chunk = inputs
+    hidden, weight, targets, mask, ctx.chunk, _ = inputs
     ctx.save_for_backward(hidden, weight, targets, mask, output[1])
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
@@ -313,9 +349,9 @@ def _save_logprob(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward_logprob(ctx, upstream, _):  # type: ignore[no-untyped-def]
     if upstream is None:
-        return (None,) * 5
+        return (None,) * 6
     dhidden, dweight = torch.ops.align.linear_logprob_backward(upstream, *ctx.saved_tensors, ctx.chunk, *ctx.needs_input_grad[:2])
-    return dhidden if ctx.needs_input_grad[0] else None, dweight if ctx.needs_input_grad[1] else None, None, None, None
+    return dhidden if ctx.needs_input_grad[0] else None, dweight if ctx.needs_input_grad[1] else None, *(None,) * 4
 
 
 _runtime.differentiable("linear_cross_entropy", _backward, _save)
