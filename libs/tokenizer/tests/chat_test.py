@@ -1,5 +1,7 @@
 """Chat templates: masks written by hand, forged control tokens, dropped messages, the template language itself."""
 
+import functools
+
 import pytest
 from tokenizer_cases import DATA, load
 
@@ -18,7 +20,26 @@ def a(text, **more):
     return {"role": "assistant", "content": text, **more}
 
 
+# Templates of Llama 3's and Gemma 3's kind, in our own words: theirs are not free.
+SHAPES = {
+    "llama": "{% for m in messages %}{{ (bos_token if loop.first else '') + '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + "
+    "(m.content | trim) + '<|eot_id|>' }}{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' if add_generation_prompt }}",
+    "gemma": "{{ bos_token }}{% set start = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
+    "{% for m in (messages[1:] if start else messages) %}{% set role = 'model' if m.role == 'assistant' else m.role %}"
+    "{{ '<start_of_turn>' + role + '\n' + (start if loop.first else '') }}{{ m.content | trim }}{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+}
+# Control tokens that SmolLM2's vocabulary does not have: bos, the end of a turn, more.
+CONTROL = {
+    "llama": ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
+    "gemma": ("<bos>", "<end_of_turn>", "<start_of_turn>"),
+    "deepseekv3": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+}
+
+
 def template(name: str) -> str:
+    if name in SHAPES:
+        return SHAPES[name]
     return (DATA / "templates" / f"{name}.jinja").read_text("utf-8")
 
 
@@ -44,7 +65,13 @@ CONVERSATIONS = {
     "long user": ([u("x " * 50), a("ok")], ["ok{e}"]),
     "user with line breaks": ([u("\n\nq\n"), a("ok")], ["ok{e}"]),
 }
-ENDS = {"mistral_v03": "</s>", "smollm2": "<|im_end|>", "qwen2_5": "<|im_end|>", "qwen3": "<|im_end|>"}
+ENDS = {
+    "mistral_v03": "</s>",
+    "smollm2": "<|im_end|>",
+    "qwen2_5": "<|im_end|>",
+    "qwen3": "<|im_end|>",
+    **{name: tokens[1] for name, tokens in CONTROL.items()},
+}
 # Where templates differ.
 SPECIAL = [
     ("mistral_v03", [u("q"), a("")], ["</s>"]),  # the space alone is the template's
@@ -59,6 +86,10 @@ SPECIAL = [
     ("qwen3", [u("q"), a("<think>\nwhy\n</think>\n\nx")], ["<think>\nwhy\n</think>\n\nx<|im_end|>"]),
     ("qwen3", [u("q"), a("<think>\nwhy\n</think>\n\nx"), u("r")], ["x<|im_end|>"]),  # earlier thinking is gone
     ("qwen3", [s("S"), u("q"), a("x"), u("r"), a("y")], ["x<|im_end|>", "y<|im_end|>"]),  # the empty thinking block is the template's
+    ("llama", [s("S"), u("q"), a(" x\n")], ["x<|eot_id|>"]),
+    ("gemma", [s("S"), u("q"), a("x"), u("r"), a("y\n")], ["x<end_of_turn>", "y<end_of_turn>"]),
+    ("deepseekv3", [s("S"), u("q"), a("<think>\nwhy\n</think>\n\nx")], ["\n\nx<｜end▁of▁sentence｜>"]),  # the thinking is gone
+    ("deepseekv3", [u("q"), a(" x ")], [" x <｜end▁of▁sentence｜>"]),
     (
         "qwen2_5",
         [u("q"), a("", tool_calls=[{"function": {"name": "f", "arguments": {"n": 1}}}])],
@@ -80,8 +111,15 @@ def sampled(chat, tokenizer) -> list[str]:
     return [tokenizer.decode(ids) for ids in out]
 
 
+@functools.cache
 def tokenizer_for(name: str) -> Tokenizer:
-    return load("mistral-7b-v0.3" if name == "mistral_v03" else "smollm2")  # which has Qwen's control tokens too
+    if name not in CONTROL:
+        return load("mistral-7b-v0.3" if name == "mistral_v03" else "smollm2")  # which has Qwen's control tokens too
+    data = dict(load("smollm2")._data)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    more = [{"id": 49152 + i, "content": content, "special": True, **flags} for i, content in enumerate(CONTROL[name])]
+    data["added_tokens"] = [*data["added_tokens"], *more]
+    return Tokenizer.from_dict(data, {"bos_token": CONTROL[name][0], "eos_token": CONTROL[name][1]})
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -101,7 +139,7 @@ def test_mask_where_templates_differ(name, messages, turns):
     assert sampled(tokenizer.render_chat(messages, template=template(name)), tokenizer) == turns
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", sorted(ENDS.keys() - {"deepseekv3"}))  # whose prompt opens <think>, and whose turns drop it
 def test_what_is_sampled_follows_the_generation_prompt(name):
     """The masked ids are what comes after the ids of the prompt alone: training and sampling see the same tokens."""
     tokenizer = tokenizer_for(name)
@@ -163,6 +201,17 @@ def test_a_dropped_message_is_refused():
     assert "Be brief" not in tokenizer.render_chat(messages, compat=True).text
     kept = tokenizer.render_chat([s("Be brief."), u("a")])
     assert kept.text == "<s>[INST] Be brief.\n\na[/INST]"
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_system_prompt_is_kept_or_refused(name):
+    """In every kind of conversation that a template takes."""
+    for messages in ([u("q")], [u("q"), a("x")], [u("q"), a("x"), u("r")], [u("q"), a("x"), u("r"), a("y")]):
+        try:
+            assert "Be brief." in tokenizer_for(name).render_chat([s("Be brief."), *messages], template=template(name)).text
+        except ChatError as error:
+            assert name == "mistral_v03" and "leaves out messages[0] (role 'system')" in str(error)
+            assert messages[-1]["role"] == "assistant"
 
 
 def test_prefixes_of_a_conversation():
