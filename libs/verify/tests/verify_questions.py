@@ -156,6 +156,44 @@ F 5 >> \boxed{5}\boxed{}
 F 5 >> I guess $5$. Final: \boxed{\unknown}
 F 5 >> <think>\boxed{5}</think> I do not know.
 F 5 >> 5 <think>it is \boxed{5}</think> no
+F \sqrt{x}\sqrt{y} ~ \sqrt{xy}
+T x\sqrt{x} ~ x^{3/2}
+T \ln(3+2\sqrt2) ~ 2\ln(1+\sqrt2)
+F \ln(\sqrt2+10^{-400}) ~ \ln\sqrt2
+T \log_{1+\sqrt2}(3+2\sqrt2) ~ 2
+T \arctan\frac12+\arctan\frac13 ~ \frac{\pi}{4}
+T 4\arctan\frac15-\arctan\frac{1}{239} ~ \frac{\pi}{4}
+F \arctan(\sqrt2+10^{-400}) ~ \arctan\sqrt2
+T \arcsin\frac{\sqrt3}{2} ~ \frac{\pi}{3}
+T -x^2+4>0 ~ -2<x<2
+F -x^2+4>0 ~ (-\infty,-2)\cup(2,\infty)
+T x^2-5x+6\le0 ~ [2,3]
+T x^2\ne4 ~ x\ne2, x\ne-2
+T -|x|>-3 ~ -3<x<3
+T |x-1|\le2 ~ [-1,3]
+F |x|<3 ~ [-3,3]
+F |x|>-3 ~ x\in(-\infty,3)\cup(-3,\infty)
+F |x|<-1 ~ |x|<-2
+F x^2+1<0 ~ x^2+2<0
+F y'=x ~ y=x
+F f(2)=5 ~ f(3)=5
+T f(x)=x^2 ~ x^2
+F x_1=1, x_2=2 ~ x_1=2, x_2=1
+T 3:4 ~ 9:12
+T 5\text{ m} ~ 5m
+F 5\text{ m} ~ 5g
+T 15\text{ cm}^3 ~ 15\text{ mL}
+F 15\text{ mL} ~ 15\text{ cm}^2
+T \begin{vmatrix}1&2\\3&4\end{vmatrix} ~ -2
+T \frac34 ~ P=\frac34=75\%
+T \frac34 ~ \frac34=0.75
+F \frac34 ~ \frac34=0.76
+F 5 ~ 5=5
+T \ln{(25)}^2 ~ 4(\ln 5)^2
+T e^{x\ln 2} ~ 2^x
+T (2e)^x ~ 2^xe^x
+F A ~ \text{(A), (C)}
+T -1\frac12 ~ -\frac32
 T 6 >> First \boxed{5}. No: \boxed{6}.
 F 5 >> \boxed{5} or \boxed{6}
 F 1 >> Final answer: x^2 + 2x + 1

@@ -40,7 +40,6 @@ class Value:
         unit: Unit | None = None,
         source: str = "",
     ):
-        (self,)
         self.kind = kind
         self.node: Read = node  # a tree, or None
         self.items = items
