@@ -133,8 +133,9 @@ def test_nothing_of_what_was_run_on_lean_435_proves_false(pool, policy: Policy):
             continue
         for statement in ("False", "(1 : Nat) = 2"):
             verdict = judge(pool, statement, code, policy=policy)
-            assert verdict.status in ("reject", "crash"), (row["id"], verdict)
-            assert verdict.status == "reject" or "exit" in row["id"], (row["id"], verdict)
+            # #exit makes the tests' REPL lose the question; the endless reduction overflows the stack: faults, and no verdict.
+            fault = "exit" in row["id"] or row["id"] == "heartbeat0_loop"
+            assert verdict.status == "reject" or (fault and verdict.status == "crash"), (row["id"], verdict)
 
 
 def test_the_callers_statement_is_checked_by_lean(pool):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import requires
 
+import align.lean
 from align.lean import Toolchain
 
 HERE = Path(__file__).absolute().parent
@@ -29,6 +30,12 @@ def real_toolchain() -> Toolchain:
     sources = [str(HERE / "prelude" / name) for name in ("AlignInit.lean", "AlignSyntax.lean")]
     subprocess.run([*command, "--build", *sources], check=True, env=ENVIRONMENT)
     return Toolchain(command, ENVIRONMENT, PINS)
+
+
+def python_path() -> str:
+    """PYTHONPATH for a python that a test starts: what this one imports the library, the harness and its needs from."""
+    own = [Path(align.lean.__file__).parents[2], HERE, Path(requires.__file__).parent]
+    return os.pathsep.join([*map(str, own), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def descendants(pid: int) -> list[int]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lean_harness import ENVIRONMENT, alive, descendants, fake_toolchain
+from lean_harness import ENVIRONMENT, alive, descendants, fake_toolchain, python_path
 
 from align.lean import HeaderError, LeanError, LeanPool, LeanReward, Limits, Policy, Problem, StatementError, Toolchain, check
 
@@ -207,21 +207,21 @@ def test_a_program_that_cannot_start_is_a_crash():
         assert "/nonexistent/repl" in verdict.detail or "No such file" in verdict.detail
 
 
-def test_a_childs_environment_is_four_names_and_its_limits_hold(pool):
-    judge(pool, GOOD)
-    child = next(pid for pid in descendants(os.getpid()) if b"fake_repl" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    names = {entry.partition(b"=")[0].decode() for entry in Path(f"/proc/{child}/environ").read_bytes().split(b"\0") if entry}
-    assert names == {"PATH", "LEAN_PATH", "LD_LIBRARY_PATH", "LEAN_SYSROOT"}
-    limits = Path(f"/proc/{child}/limits").read_text()
-    for line in ("Max address space         12884901888", "Max file size             1048576", "Max core file size        0"):
-        assert line in limits
-    status = Path(f"/proc/{child}/status").read_text()
-    assert "NoNewPrivs:\t1" in status
-    assert os.getsid(child) == child
-    assert len(os.listdir(f"/proc/{child}/fd")) == 3
-    for pid in [child, *descendants(os.getpid())]:
-        links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
-        assert [link for link in links if link.startswith("socket:")] == [] or pid != child
+def test_a_childs_environment_is_four_names_and_its_limits_hold():
+    others = set(descendants(os.getpid()))
+    with LeanPool(fake_toolchain(), workers=1, limits=LIMITS) as pool:
+        judge(pool, GOOD)
+        supervisor, child = sorted(set(descendants(os.getpid())) - others)
+        names = {entry.partition(b"=")[0].decode() for entry in Path(f"/proc/{child}/environ").read_bytes().split(b"\0") if entry}
+        assert names == {"PATH", "LEAN_PATH", "LD_LIBRARY_PATH", "LEAN_SYSROOT"}
+        limits = Path(f"/proc/{child}/limits").read_text()
+        for line in ("Max address space         12884901888", "Max file size             1048576", "Max core file size        0"):
+            assert line in limits
+        assert "NoNewPrivs:\t1" in Path(f"/proc/{child}/status").read_text()
+        assert os.getsid(child) == child
+        assert os.getsid(supervisor) == supervisor
+        assert sorted(os.listdir(f"/proc/{child}/fd")) == ["0", "1", "2"]
+        assert not any(os.readlink(link).startswith("socket:") for link in Path(f"/proc/{child}/fd").iterdir())
 
 
 def test_memory_stops_within_the_overshoot():
@@ -275,9 +275,10 @@ with ThreadPoolExecutor(3) as threads:
 
 @pytest.mark.parametrize("forked", [False, True], ids=["alone", "with a fork that holds the socket"])
 def test_sigkill_of_the_parent_leaves_nothing(forked: bool):
-    path = os.pathsep.join(p for p in sys.path if p)
     arguments = [sys.executable, "-c", PARENT] + (["fork"] if forked else [])
-    with subprocess.Popen(arguments, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        arguments, env={**os.environ, "PYTHONPATH": python_path()}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout
         parent.stdout.readline()
         end = time.monotonic() + 10

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lean_harness import ENVIRONMENT, HERE
+from lean_harness import ENVIRONMENT, HERE, python_path
 
 from align.lean import LeanError, Toolchain, ToolchainNotFound, check, find_toolchain, pinned
 
@@ -33,7 +33,7 @@ def prefix(tmp_path: Path) -> Path:
 
 def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGN_", "BUILD_"))}
-    environment |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)} | variables
+    environment |= {"PYTHONPATH": python_path()} | variables
     command = [sys.executable, "-m", "align.lean", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
 
@@ -111,7 +111,7 @@ def test_the_readmes_example(prefix: Path, monkeypatch: pytest.MonkeyPatch):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env=os.environ | {"PYTHONPATH": python_path()},
     )
     assert done.returncode == 0, done.stderr
     expected = [line.partition("# ")[2] for line in example.splitlines() if "print(" in line]
