@@ -128,9 +128,11 @@ def test_the_command_line_judges_a_file(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"gold": "5"}\n', "in.jsonl:1: KeyError 'pred'; each line is an object with 'gold' and 'pred'"),
+        ('{"gold": "5"}\n', "in.jsonl:1: no field 'pred' (--pred-field); the line has 'gold'"),
         ('{"gold": "5", "pred": "5"}\n{"gold": 5, "pred": "5"}\n', "in.jsonl:2: 'gold' is 5, not a string"),
-        ("not json\n", "in.jsonl:1: JSONDecodeError"),
+        ("not json\n", "in.jsonl:1: Expecting value: line 1 column 1 (char 0); each line is one JSON object"),
+        ("[1]\n", "in.jsonl:1: '[1]' is no JSON object"),
+        ("\n\n", "in.jsonl: no rows"),
         (None, "in.jsonl: cannot be read as UTF-8 text"),
     ],
 )
@@ -140,3 +142,28 @@ def test_the_command_line_names_file_line_and_field(tmp_path, capsys, monkeypatc
         (tmp_path / "in.jsonl").write_text(content, encoding="utf-8")
     assert main(["--jsonl", "in.jsonl"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gold", "5"], "give --gold and --pred, or --jsonl FILE"),
+        (["--jsonl", "in.jsonl", "--gold", "5"], "--jsonl and --gold/--pred exclude each other"),
+        (["--jsonl", "in.jsonl", "--out", "absent/out.jsonl"], "absent/out.jsonl: cannot be written"),
+        (["--jsonl", "in.jsonl", "--processes", "0"], "processes 0 is less than 1"),
+    ],
+)
+def test_the_command_line_refuses_by_name(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
+    (tmp_path / "in.jsonl").write_text('{"gold": "5", "pred": "\u2028 \\\\boxed{5}"}\n', encoding="utf-8")
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert main(["--jsonl", "in.jsonl"]) == 0
+    assert "equal                      1        1" in capsys.readouterr().out
+
+
+def test_the_help_shows_examples(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "grade --jsonl outputs.jsonl" in capsys.readouterr().out

@@ -23,6 +23,7 @@ _FINAL = re.compile(r"final[ \t]+answer", re.I)
 _WEAK = re.compile(
     r"\b(?:correct )?(?:option|choice)[ \t]+is\b|\banswer(?:[ \t]+is\b|[ \t]*:)|\banswer(?=[ \t]*(?:\$|\\[(\[]))|^A:", re.I | re.M
 )
+_WEAK_HINTS = ("answer", "option", "choice", "a:")  # without one of these the search is spared
 _LEAD = re.compile(r"(?:[\s*:_\"'#]|\\\"|(?:the|my|our|so|final|correct|answer|is|should|be)\b(?![ \t]*=))*", re.I)
 _STOP = re.compile(r"I hope|<\||</s>|\n[ \t]*\n|(?<=[0-9})$\]*])\.[ \n]+(?=[A-Z(])")
 _NUMBER = re.compile(
@@ -77,7 +78,8 @@ def extract(text: str, *, mode: str = "final") -> Extraction | None:
         return found
     end = len(text)
     window = text[-_TAIL:]
-    weak = _last(_WEAK, window)
+    lower = window.lower()
+    weak = _last(_WEAK, window) if any(hint in lower for hint in _WEAK_HINTS) else None
     if weak:
         tail = _of_sentence(window[weak.end() :])
         if tail:

@@ -43,10 +43,12 @@ def grade_batch(
     processes: 1 works in this process; None takes one per core from 4,000 pairs on. Workers are spawned, so a script that calls this at its
         top level needs the usual `if __name__ == "__main__":`.
 
-    Raises: VerifyError when the lists differ in length.
+    Raises: VerifyError when the lists differ in length, or for less than one process.
     """
     if len(golds) != len(texts):
         raise VerifyError(f"{len(golds)} golds but {len(texts)} texts; give one gold for each text")
+    if processes is not None and processes < 1:
+        raise VerifyError(f"processes {processes} is less than 1; give a number of workers, or leave it out")
     pairs = list(zip(golds, texts, strict=True))
     if processes is None:
         import os
@@ -86,6 +88,7 @@ def summary(verdicts: Iterable[Verdict]) -> str:
         ("unreadable answers", ["unreadable_answer"]), ("no answer", ["no_answer"]), ("undecided", ["undecided", "undecided_budget"]),
     ):  # fmt: skip
         lines.append(f"{name} {_share(sum(counts.get(reason, [0])[0] for reason in reasons), judged)}")
+    lines.append(f"unreadable golds {_share(total - judged, total)} of all rows")
     return "\n".join(lines)
 
 
