@@ -155,8 +155,9 @@ class Completer:
             echo=bool(body.get("echo", False)),
             seed=_integer(body, "seed", self._seed, -(1 << 63), (1 << 63) - 1),
             sampling={
-                "temperature": _number(body, "temperature", 1.0), "top_p": _number(body, "top_p", 1.0), "min_p": _number(body, "min_p", 0.0),
-                "top_k": _integer(body, "top_k", 0, 0, 1 << 31), "stop_strings": [stop] if isinstance(stop, str) else stop,
+                "temperature": _number(body, "temperature", 1.0), "top_p": _number(body, "top_p", 1.0),
+                "min_p": _number(body, "min_p", 0.0), "top_k": _integer(body, "top_k", 0, 0, 1 << 31),
+                "stop_strings": [stop] if isinstance(stop, str) else stop,
             },
         )  # fmt: skip
         if not isinstance(ask.sampling["stop_strings"], list) or not all(isinstance(s, str) and s for s in ask.sampling["stop_strings"]):

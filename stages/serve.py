@@ -4,6 +4,7 @@ POST /v1/completions (echo, logprobs, n, stop, seed, stream), POST /v1/chat/comp
 on at a time; the prompts of one request are a batch. What would change an answer and is not supported is refused by name.
 """
 
+import contextlib
 import json
 import signal
 import sys
@@ -151,10 +152,8 @@ def serve(call: Invocation[ServeConfig]) -> int:
         raise ConfigError(f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another port=") from None
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
     say(f"model    {directory}\nserving  http://{config.host}:{server.server_port}/v1 (Ctrl-C ends)")
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
-    except KeyboardInterrupt:
-        pass
     server.server_close()
     return 0
 

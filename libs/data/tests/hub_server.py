@@ -68,7 +68,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.entry = {"role": self.role, "path": self.path, "token": "Authorization" in self.headers, "sent": 0}
         self.entry |= {"range": self.headers.get("Range"), "if_range": self.headers.get("If-Range")}
         self.hub.log.append(self.entry)
-        path = self.path.partition("?")[0]
+        # A model repository has other addresses, and the same files here.
+        path = self.path.partition("?")[0].replace("/api/models/", "/api/datasets/")
+        path = f"/datasets{path}" if path.startswith(f"/{REPO}/resolve/") else path
         what = "api" if path.startswith("/api/") else self.role
         fault = self.hub.faults[what].pop(0) if self.hub.faults.get(what) else None
         with contextlib.suppress(OSError):
