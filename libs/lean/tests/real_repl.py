@@ -11,6 +11,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import time
@@ -87,11 +88,12 @@ def main() -> None:
     os.environ["LEAN_PATH"] = sys.argv[2]
     if "--build" in sys.argv:
         for file in sys.argv[4:]:
-            target = os.path.join(sys.argv[2], os.path.basename(file).removesuffix(".lean") + ".olean")
-            root = os.path.dirname(file)
+            here = os.path.join(sys.argv[2], os.path.basename(file))  # Lean resolves links and wants the file below its root
+            shutil.copyfile(file, here)
+            target = here.removesuffix(".lean") + ".olean"
             pid = os.fork()
             if not pid:
-                os._exit(lean(library, [b"-R", root.encode(), b"-o", target.encode(), file.encode()]))
+                os._exit(lean(library, [b"-R", sys.argv[2].encode(), b"-o", target.encode(), here.encode()]))
             if os.waitpid(pid, 0)[1]:
                 sys.exit(f"{file} does not compile")
         return
