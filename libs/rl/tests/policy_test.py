@@ -23,8 +23,8 @@ def sampled(model, *, temperature=1.0, groups=2, group=3, tokens=6):
     ]
 
 
-def credited(model, config, rollouts, *, temperature=1.0, reference=None, inner_steps=1, scale="group", padding_free=False):
-    scorer = Scorer(micro_batch=4, pad_id=0, temperature=temperature, padding_free=padding_free)
+def credited(model, config, rollouts, *, temperature=1.0, reference=None, inner_steps=1, scale="group", forward_impl=None):
+    scorer = Scorer(micro_batch=4, pad_id=0, temperature=temperature, forward_impl=forward_impl)
     given = (lambda: nullcontext(reference)) if reference is not None else None
     credit = GroupCredit(model, config, scorer, scale=scale, group=3, inner_steps=inner_steps, reference=given)
     credit.annotate(rollouts)
@@ -42,19 +42,19 @@ def plain_logprobs(model, rollouts, temperature):
     return out
 
 
-@pytest.mark.parametrize("padding_free", [False, True])
+@pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probabilities_are_the_sampler_s_at_its_temperature(temperature, padding_free):
+def test_log_probabilities_are_the_sampler_s_at_its_temperature(temperature, forward_impl):
     """R071, R058, R093: what the sampler recorded for the token it took is the trainer's, padded or not: ratio 1 within 1e-5."""
     model = small_model(1, layers=2)
     rollouts = sampled(model, temperature=temperature)
-    found = Scorer(micro_batch=4, pad_id=0, temperature=temperature, padding_free=padding_free).logprobs(model, rollouts)
+    found = Scorer(micro_batch=4, pad_id=0, temperature=temperature, forward_impl=forward_impl).logprobs(model, rollouts)
     for each, values, plain in zip(rollouts, found, plain_logprobs(model, rollouts, temperature), strict=True):
         assert values == pytest.approx(each.logprobs, abs=1e-5)
         assert values == pytest.approx(plain.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("padding_free", [False, True])
+@pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -69,13 +69,13 @@ def test_log_probabilities_are_the_sampler_s_at_its_temperature(temperature, pad
     ],
     ids=str,
 )
-def test_loss_and_gradient_against_whole_logits(options, padding_free):
+def test_loss_and_gradient_against_whole_logits(options, forward_impl):
     """On policy the surrogate's gradient is Σ A ∇log π in the chosen weighting, plus that of the KL; all from float64 whole logits."""
     config = PolicyConfig(**options)
     model, reference = small_model(1), small_model(2)
     rollouts = sampled(model)
     batch, _ = credited(model, config, rollouts, reference=reference if config.kl else None)
-    objective = PolicyObjective(model, config, temperature=1.0, max_new_tokens=6, padding_free=padding_free)
+    objective = PolicyObjective(model, config, temperature=1.0, max_new_tokens=6, forward_impl=forward_impl)
     loss, units, metrics = objective.loss(batch)
     assert units == (len(rollouts) if objective.per_answer else sum(len(each.ids) for each in rollouts))
     gradient = torch.autograd.grad(loss, model.model.layers[0].mlp.up_proj.weight)[0]

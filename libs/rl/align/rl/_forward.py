@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from align.model import Decoder, pick_forward_impl
+from align.model import FORWARD_IMPLS, Decoder, pick_forward_impl
 from align.objectives import sequence_logprobs
+from align.rl._errors import RlError
 from align.rl._rollouts import Rollout, answer_mask, as_batch
 
-
-def implementation(forward_impl: str | None, padding_free: bool) -> str:
-    """The name of the attention that `row_hidden` uses."""
-    return forward_impl or pick_forward_impl(packed=padding_free)
+WITHOUT_PADDING = ("cpu_per_document", "varlen")  # these are given the real tokens of all rows, one row after another
 
 
-def row_hidden(model: Any, batch: Mapping[str, Tensor], *, padding_free: bool = False, forward_impl: str | None = None) -> Tensor:
-    """Hidden states of right-padded rows: (B, T, D), or with padding_free those of the real tokens alone, (1, N, D), row after row.
+def forward_of(forward_impl: str | None) -> str:
+    """The attention that is meant by a name of a configuration; None: the one for padded rows. Raises RlError for an unknown name."""
+    name = forward_impl or pick_forward_impl()
+    known = [each for each in FORWARD_IMPLS if each != "sdpa_cached"]
+    if name not in known:
+        raise RlError(f"forward_impl {name!r} is not known; it is one of {', '.join(known)}")
+    return name
+
+
+def row_hidden(model: Any, batch: Mapping[str, Tensor], *, forward_impl: str) -> Tensor:
+    """Hidden states of right-padded rows: (B, T, D), or by an attention without padding those of the real tokens alone, (1, N, D), row
+    after row.
 
     model: a Decoder, or what is called like one. batch: input_ids (B, T) and lengths (B,).
     """
     ids: Tensor = batch["input_ids"]
-    if not padding_free:
+    if forward_impl not in WITHOUT_PADDING:
         hidden: Tensor = model(ids, forward_impl=forward_impl)
         return hidden
     lengths = batch["lengths"]
@@ -44,23 +53,15 @@ def real_tokens(batch: Mapping[str, Tensor]) -> Tensor:
     return torch.arange(ids.shape[1], device=ids.device) < batch["lengths"][:, None]
 
 
-def row_logprobs(
-    model: Decoder,
-    batch: Mapping[str, Tensor],
-    mask: Tensor,
-    *,
-    temperature: float = 1.0,
-    padding_free: bool = False,
-    forward_impl: str | None = None,
-) -> Tensor:
+def row_logprobs(model: Decoder, batch: Mapping[str, Tensor], mask: Tensor, *, temperature: float = 1.0, forward_impl: str) -> Tensor:
     """(B, T) log-probabilities of the targets at a sampling temperature, 0 where the mask is False: fp32, whole logits never exist.
 
-    The same numbers with and without padding_free, to rounding.
+    The same numbers with and without padding, to rounding.
     """
-    hidden = row_hidden(model, batch, padding_free=padding_free, forward_impl=forward_impl)
+    hidden = row_hidden(model, batch, forward_impl=forward_impl)
     if temperature != 1.0:
         hidden = hidden / temperature  # the logits are linear in it
-    if not padding_free:
+    if forward_impl not in WITHOUT_PADDING:
         return sequence_logprobs(hidden, model.output_weight, batch["targets"], mask)
     real = real_tokens(batch)
     flat = sequence_logprobs(hidden, model.output_weight, batch["targets"][real][None], mask[real][None])
@@ -77,34 +78,42 @@ class Scorer:
     """
 
     def __init__(
-        self, *, micro_batch: int, pad_id: int, temperature: float = 1.0, padding_free: bool = False, forward_impl: str | None = None,
+        self, *, micro_batch: int, pad_id: int, temperature: float = 1.0, forward_impl: str | None = None,
         done: Callable[[nn.Module], None] = lambda model: None,
     ) -> None:  # fmt: skip
         """done: called with a model after its forwards (`align.train.reshard`, of a sharded one)."""
         self._micro_batch, self._pad_id, self._temperature, self._done = micro_batch, pad_id, temperature, done
-        self._options: dict[str, Any] = {"padding_free": padding_free, "forward_impl": forward_impl}
+        self._impl = forward_of(forward_impl)
 
     def logprobs(self, model: Decoder, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """Of every sampled token of every answer, trained or not."""
-        return self._each(
-            model, rollouts, lambda batch, mask: row_logprobs(model, batch, mask, temperature=self._temperature, **self._options)
-        )
 
-    def values(self, model: nn.Module, head: Callable[[Tensor], Tensor], rollouts: Sequence[Rollout]) -> list[list[float]]:
-        """`head(hidden)` (B, T) at the state before every sampled token, of every answer. Rows are padded here."""
-        return self._each(model, rollouts, lambda batch, mask: head(row_hidden(model, batch, forward_impl=self._options["forward_impl"])))
+        def told(batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+            return row_logprobs(model, batch, mask, temperature=self._temperature, forward_impl=self._impl)
+
+        return self.ask(model, rollouts, told)
+
+    def after(self, model: Decoder, head: Callable[[Tensor], Tensor], rollouts: Sequence[Rollout]) -> list[list[float]]:
+        """`head(hidden)` at the state after every sampled token: the model has read it."""
+        longer = [replace(each, ids=[*each.ids, each.ids[-1]], logprobs=[*each.logprobs, 0.0], per_token={}) for each in rollouts]
+
+        def told(batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+            return head(row_hidden(model, batch, forward_impl=pick_forward_impl()))
+
+        return [values[1:] for values in self.ask(model, longer, told)]
 
     @torch.no_grad()
-    def _each(
-        self, model: nn.Module, rollouts: Sequence[Rollout], ask: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+    def ask(
+        self, model: nn.Module, rollouts: Sequence[Rollout], told: Callable[[Mapping[str, Tensor], Tensor], Tensor]
     ) -> list[list[float]]:
+        """The masked-in numbers of `told(batch, mask)` (B, T), where the mask (B, T) holds the places that predict sampled tokens."""
         out: list[list[float]] = []
         device = next(model.parameters()).device
         for start in range(0, len(rollouts), self._micro_batch):
             part = rollouts[start : start + self._micro_batch]
             batch = to_tensors(as_batch(part, pad_id=self._pad_id), device)
             mask = answer_mask(part, batch["input_ids"].shape[1]).to(device)
-            out += per_answer(ask(batch, mask), mask)
+            out += per_answer(told(batch, mask), mask)
         self._done(model)
         return out
 

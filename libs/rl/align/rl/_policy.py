@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from align.model import Decoder
 from align.objectives import aggregate, count_units, group_advantages, kl, policy_loss
 from align.rl._errors import RlError
-from align.rl._forward import Scorer, implementation, row_logprobs
+from align.rl._forward import Scorer, forward_of, row_logprobs
 from align.rl._rollouts import Rollout
 
 Reference = Callable[[], AbstractContextManager[Decoder]]
@@ -112,14 +112,14 @@ class PolicyObjective:
     """
 
     def __init__(
-        self, model: Decoder, config: PolicyConfig, *, temperature: float, max_new_tokens: int, padding_free: bool = False,
+        self, model: Decoder, config: PolicyConfig, *, temperature: float, max_new_tokens: int,
         forward_impl: str | None = None,
     ) -> None:  # fmt: skip
         check_policy(config)
         self.model: nn.Module = model
-        self.forward_impl: str | None = implementation(forward_impl, padding_free)
+        self.forward_impl: str | None = forward_of(forward_impl)
         self._config, self._temperature, self._length = config, temperature, max_new_tokens
-        self._options: dict[str, Any] = {"padding_free": padding_free, "forward_impl": forward_impl}
+        self._impl = forward_of(forward_impl)
         self.parts: dict[str, Any] = {}
         """What is saved beside the weights, by name: objects with state_dict and load_state_dict, such as the tripwire."""
 
@@ -132,7 +132,7 @@ class PolicyObjective:
         """The summed loss and its units. Logged, as means over these: kl, clipped, ratio, mismatch with the sampler."""
         config, mask = self._config, batch["loss_mask"]
         model: Any = self.model
-        logprobs = row_logprobs(model, batch, mask, temperature=self._temperature, **self._options)
+        logprobs = row_logprobs(model, batch, mask, temperature=self._temperature, forward_impl=self._impl)
         old = batch.get("old_logprobs", logprobs.detach())
         sampler = batch["sampler_logprobs"]
         terms = policy_loss(

@@ -100,6 +100,7 @@ class RolloutSource:
         micro_batch: int,
         seed: int,
         per_answer: bool = False,
+        judge_dead: bool = True,
         rank: int = 0,
         world: int = 1,
         gather: Callable[[Any], list[Any]] = lambda value: [value],
@@ -108,6 +109,7 @@ class RolloutSource:
         """Args:
             rows: what the reward is given; prompts_ids: their prompts as token ids, in the same order.
             sampler: reads the weights that are trained, in place or by a copy that its owner renews.
+            judge_dead: look for dead groups at all; not where the credit comes from elsewhere than the reward.
             per_answer: the loss's units are answers, not tokens (`align.objectives.count_units`).
             gather: every rank's value, in the order of ranks, on every rank. alive: called between long phases.
 
@@ -120,6 +122,7 @@ class RolloutSource:
         self._rows, self._prompts, self._config = rows, prompts_ids, config
         self._sampler, self._tokenizer, self._reward, self._credit = sampler, tokenizer, reward, credit
         self._global_batch, self._micro_batch, self._seed, self._per_answer = global_batch, micro_batch, seed, per_answer
+        self._judge_dead = judge_dead and config.group > 1
         self._rank, self._world, self._gather, self._alive = rank, world, gather, alive
         self._cursor = Cursor(len(rows), seed=seed, digest=_digest(rows, prompts_ids))
         self._draws = 0  # of prompts, retries included
@@ -143,7 +146,8 @@ class RolloutSource:
         self._inner_left -= 1
         self._steps += 1
         parts = [self._kept[at : at + self._micro_batch] for at in range(0, len(self._kept), self._micro_batch)]
-        batches = [as_batch(part, pad_id=self._tokenizer.pad_id or 0) for part in parts] if self._units else []
+        pad_id = self._tokenizer.pad_id or 0
+        batches = [{**as_batch(part, pad_id=pad_id), "units": self._units} for part in parts] if self._units else []
         step = RlStep(batches, self._units, self._tokens, self._cursor.progress)
         if self._inner_left == 0:
             self._kept = []
@@ -191,7 +195,7 @@ class RolloutSource:
             groups = self._sample(self._cursor.take(wanted - len(live)))
             first = first or groups
             for group in groups:
-                is_dead = config.group > 1 and len({each.reward for each in group}) == 1
+                is_dead = self._judge_dead and len({each.reward for each in group}) == 1
                 (dead if is_dead else live).append(group)
             rounds += 1
         for group in dead:

@@ -23,7 +23,7 @@ class TripwireConfig:
     grad_norm: Annotated[float | None, "trip when the norm before clipping is so many times its median, for `patience` steps"] = 10.0
     patience: Annotated[int, "steps in a row"] = 3
     kl: Annotated[float | None, "trip when the KL from the reference, averaged over the window, is above this; none: off"] = None
-    flat: Annotated[int | None, "alarm when after so many steps the reward is no higher than at the start; none: off"] = 100
+    flat: Annotated[int | None, "alarm when after so many steps reward (or accuracy) is no higher than at the start; none: off"] = 100
     flat_margin: Annotated[float, "how much higher it must be"] = 0.02
 
 
@@ -74,7 +74,8 @@ class CollapseTripwire:
                    "of the groups are dead at a low reward")  # fmt: skip
         self._rule(step, "kl", means.get("kl"), config.kl, lambda value, limit: value > limit, "KL from the reference")
         self._norm(step, numbers.get("grad_norm"))
-        self._flat(step, numbers.get("reward"), means.get("reward"))
+        name = "reward" if "reward" in numbers else "accuracy"
+        self._flat(step, name, numbers.get(name), means.get(name))
         return self.alarms[known:]
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class CollapseTripwire:
         self._ring(step, "grad_norm", self._over >= self.config.patience, float(norm), limit,
                    f"gradient norm {norm:.3g} before clipping, usually {usual if usual is None else round(usual, 3)}")  # fmt: skip
 
-    def _flat(self, step: int, reward: Any, mean: float | None) -> None:
+    def _flat(self, step: int, name: str, reward: Any, mean: float | None) -> None:
         flat, window = self.config.flat, self.config.window
         if flat is None or not isinstance(reward, int | float):
             return
@@ -129,7 +130,7 @@ class CollapseTripwire:
             start = statistics.fmean(self._first)
             limit = start + self.config.flat_margin
             self._ring(
-                step, "flat", mean < limit, mean, limit, f"reward {mean:.3f} after {step} steps, {start:.3f} at the start", trips=False
+                step, "flat", mean < limit, mean, limit, f"{name} {mean:.3f} after {step} steps, {start:.3f} at the start", trips=False
             )
 
     def _rule(self, step: int, name: str, value: float | None, limit: float | None, broken: Any, what: str) -> None:
