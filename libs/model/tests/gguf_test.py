@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import math
+import shutil
 import struct
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cases import NEW_TOKENS, PROMPT, input_ids
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from align.model import ModelError, convert_gguf, load
+from align.model import ModelError, convert_gguf, export_gguf, init, load, load_config, save
 from align.model._gguf import GgufFile
 from align.model._gguf_convert import _decimal
+from align.model._gguf_export import _bytes
 from align.model._gguf_tokenizer import tokenizer_files
 
 FILE = Path(__file__).parent / "data" / "llama.gguf"
@@ -235,3 +239,105 @@ def _file(directory: Path, meta: dict, tensors: dict[str, torch.Tensor]) -> Path
     path = directory / "made.gguf"
     path.write_bytes(head + bytes(-len(head) % 32) + body)
     return path
+
+
+# Export
+
+
+def changed(converted, tmp_path, file="config.json", **values) -> Path:
+    directory = tmp_path / "changed"
+    shutil.copytree(converted, directory)
+    path = directory / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return directory
+
+
+@pytest.mark.parametrize(("weights", "limit"), [("f16", 2**-11), ("q8_0", 1 / 254 + 2**-11)])
+def test_an_export_is_read_back_with_the_same_tokenizer_and_config(converted, tmp_path, weights, limit):
+    export_gguf(converted, tmp_path / "m.gguf", weights=weights)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "back")
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        assert json.loads((tmp_path / "back" / name).read_text()) == json.loads((converted / name).read_text()), name
+    for (name, one), (_, two) in zip(load(converted).named_parameters(), load(tmp_path / "back").named_parameters(), strict=True):
+        if one.ndim == 1:
+            assert torch.equal(one, two), name
+        elif weights == "q8_0" and one.shape[-1] % 32 == 0:
+            assert ((one - two).abs().view(-1, 32) <= limit * one.abs().view(-1, 32).amax(1, keepdim=True)).all(), name
+        else:
+            assert ((one - two).abs() <= 2**-11 * one.abs() + 2**-25).all(), name
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_q8_0_blocks_are_what_ggml_makes():
+    """Scale = largest magnitude / 127, halves away from zero; against the definition in float64."""
+    noise = torch.randn(50, 32, generator=torch.Generator().manual_seed(0))
+    rows = torch.cat([noise, torch.zeros(1, 32), torch.arange(-16.0, 16.0)[None] * 2])
+    data = torch.frombuffer(bytearray(_bytes(rows, 8, "x")), dtype=torch.uint8).view(-1, 34)
+    scales, codes = data[:, :2].contiguous().view(torch.float16).float()[:, 0], data[:, 2:].contiguous().view(torch.int8)
+    for row, scale, code in zip(rows, scales, codes, strict=True):
+        exact = row.abs().max() / 127
+        assert scale == exact.half().float()
+        wanted = [int(math.copysign(math.floor(abs(x / exact.item()) + 0.5), x)) if exact else 0 for x in row.tolist()]
+        assert sum(a != b for a, b in zip(code.tolist(), wanted, strict=True)) <= 1  # a quotient of exactly one half in fp32
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "wanted"),
+    [
+        ("config.json", {"model_type": "mistral", "sliding_window": 8}, "sliding window of 8"),
+        ("config.json", {"vocab_size": 90}, "vocabulary of 90"),
+        ("tokenizer.json", {"model": {"type": "WordPiece"}}, "WordPiece"),
+        ("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}, "no .*name|none that GGUF"),
+        ("tokenizer.json", {"normalizer": {"type": "NFKC"}}, "none that GGUF"),
+    ],
+)
+def test_what_a_gguf_reader_would_take_for_another_is_refused(converted, tmp_path, file, values, wanted):
+    with pytest.raises(ModelError, match=wanted):
+        export_gguf(changed(converted, tmp_path, file, **values), tmp_path / "m.gguf")
+    assert not list(tmp_path.glob("*.gguf")) and not list(tmp_path.glob(".*"))
+
+
+def test_weights_beyond_fp16_and_missing_folders_are_named(converted, tmp_path):
+    directory = tmp_path / "large"
+    shutil.copytree(converted, directory)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 3] = 1e6
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ModelError, match=r"up_proj\.weight holds a weight of magnitude 1e\+06; fp16 ends at 65504"):
+        export_gguf(directory, tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match="cannot be written"):
+        export_gguf(converted, tmp_path / "nothing" / "m.gguf")
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
+        export_gguf(directory, tmp_path / "m.gguf")
+
+
+def test_llama3_scaling_and_sentencepiece_scores_come_back(converted, tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 8192
+    directory = changed(converted, tmp_path, rope_scaling=scaling, rope_parameters=None)
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *"▁abc", "ab", "▁a", "▁ab", "abc"]
+    merges = ["a b", "▁ a", "▁ ab", "▁a b", "ab c"]
+    special = [{"id": i, "content": pieces[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+               for i in range(3)]  # fmt: skip
+    sentencepiece = {
+        "added_tokens": special, "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "pre_tokenizer": None, "post_processor": None,
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True,
+        "vocab": {piece: i for i, piece in enumerate(pieces)}, "merges": merges},
+    }  # fmt: skip
+    (directory / "tokenizer.json").write_text(json.dumps(sentencepiece))
+    vocabulary = json.loads((directory / "config.json").read_text())["vocab_size"]
+    if vocabulary < len(pieces):  # a model of another vocabulary, from scratch
+        config = load_config(directory)
+        save(init(replace(config, vocab_size=len(pieces) + 5), 0), directory)
+    export_gguf(directory, tmp_path / "m.gguf")
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "back")
+    model = json.loads((tmp_path / "back/tokenizer.json").read_text())["model"]
+    assert model["merges"] == merges and model["vocab"] == sentencepiece["model"]["vocab"] and model["byte_fallback"]
+    assert load_config(tmp_path / "back").rope_scaling["factor"] == 8.0
+    sentencepiece["model"]["merges"] = merges[::-1]
+    (directory / "tokenizer.json").write_text(json.dumps(sentencepiece))
+    with pytest.raises(ModelError, match="in no order that scores can give"):
+        export_gguf(directory, tmp_path / "n.gguf")

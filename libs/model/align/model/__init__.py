@@ -7,6 +7,7 @@ from align.model._decoder import Decoder, init
 from align.model._directory import load, load_config, save
 from align.model._errors import ModelError
 from align.model._gguf_convert import convert_gguf
+from align.model._gguf_export import export_gguf
 from align.model._step import Stepper
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "ModelError",
     "Stepper",
     "convert_gguf",
+    "export_gguf",
     "init",
     "load",
     "load_config",

@@ -1,8 +1,11 @@
-"""tokenizer.json and tokenizer_config.json from a GGUF file's metadata."""
+"""tokenizer.json and tokenizer_config.json from a GGUF file's metadata, and the metadata from them."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from align.model._config import ModelConfig
 from align.model._errors import ModelError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # tokenizer.ggml.token_type
@@ -129,3 +132,105 @@ def _merges_from_scores(tokens: list[str], kinds: list[int], scores: list[float]
             if left is not None and right is not None:
                 found.append((-scores[i], left, right, f"{piece[:cut]} {piece[cut:]}"))
     return [merge[3] for merge in sorted(found)]
+
+
+def tokenizer_metadata(directory: Path, config: ModelConfig, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """The tokenizer.ggml.* metadata of a directory's tokenizer.json and tokenizer_config.json: what `tokenizer_files` reads.
+
+    Raises:
+        ModelError: no tokenizer.json, or one that GGUF has no form for; nothing is written that would tokenize otherwise.
+    """
+    place = directory / "tokenizer.json"
+    if not place.is_file():
+        raise ModelError(f"{directory} has no tokenizer.json, which a GGUF file includes")
+    tokenizer = read(place)
+    settings = read(directory / "tokenizer_config.json") if (directory / "tokenizer_config.json").is_file() else {}
+    model, added = tokenizer.get("model", {}), tokenizer.get("added_tokens") or []
+    if model.get("type") != "BPE":
+        raise ModelError(f"{place}: model.type is {model.get('type')!r}; BPE can be exported")
+    ids = {**model["vocab"], **{item["content"]: item["id"] for item in added}}
+    if max(ids.values()) >= config.vocab_size:
+        raise ModelError(f"{place} has id {max(ids.values())}, the model a vocabulary of {config.vocab_size}")
+    tokens = [f"[PAD{i}]" for i in range(config.vocab_size)]
+    kinds = [_UNUSED] * config.vocab_size
+    for token, i in ids.items():
+        tokens[i] = token
+        kinds[i] = _BYTE if model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", token) else _NORMAL
+    for item in added:
+        kinds[item["id"]] = _CONTROL if item.get("special") else _USER
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    data: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
+    if model.get("byte_fallback"):
+        kinds[ids[model["unk_token"]]] = _UNKNOWN
+        scores = _scores(tokens, kinds, merges, place)
+        data |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": scores, "tokenizer.ggml.token_type": kinds}
+        data["tokenizer.ggml.add_space_prefix"] = _space_prefix(tokenizer, place)
+        data["tokenizer.ggml.unknown_token_id"] = ids[model["unk_token"]]
+    else:
+        data |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": _pre(tokenizer, place), "tokenizer.ggml.token_type": kinds}
+        data["tokenizer.ggml.merges"] = merges
+    ends = (("bos", "bos", config.bos_token_id), ("eos", "eos", config.eos_token_id), ("pad", "padding", config.pad_token_id))
+    for name, key, known in ends:
+        token = settings.get(f"{name}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        number = ids.get(text) if text is not None else known[0] if isinstance(known, tuple) else known
+        if number is not None:
+            data[f"tokenizer.ggml.{key}_token_id"] = number
+    around = _around(tokenizer.get("post_processor"))
+    for name, key in (("bos", "bos"), ("eos", "eos")):
+        data[f"tokenizer.ggml.add_{name}_token"] = data.get(f"tokenizer.ggml.{key}_token_id") in [ids.get(token) for token in around[name]]
+    if isinstance(settings.get("chat_template"), str):
+        data["tokenizer.chat_template"] = settings["chat_template"]
+    return data
+
+
+def _pre(tokenizer: Mapping[str, Any], place: Path) -> str:
+    """The name that readers know a byte-level pre-tokenizer by."""
+    normalizer, ignore = tokenizer.get("normalizer"), bool(tokenizer["model"].get("ignore_merges"))
+    for name, (pre_tokenizer, wanted, ignore_merges) in _BYTE_LEVEL.items():
+        if _plain(tokenizer.get("pre_tokenizer")) == _plain(pre_tokenizer) and normalizer == wanted and ignore == ignore_merges:
+            return name
+    raise ModelError(f"{place}: its pre-tokenizer is none that GGUF files have a name for here ({', '.join(_BYTE_LEVEL)})")
+
+
+def _plain(part: Any) -> Any:
+    """Without what changes no token: offsets, and the order of keys."""
+    if isinstance(part, dict):
+        return {key: _plain(value) for key, value in part.items() if key != "trim_offsets"}
+    return [_plain(item) for item in part] if isinstance(part, list) else part
+
+
+def _space_prefix(tokenizer: Mapping[str, Any], place: Path) -> bool:
+    pre, normalizer = tokenizer.get("pre_tokenizer"), tokenizer.get("normalizer")
+    if pre is None:
+        for prefix in (True, False):
+            wanted = _sentencepiece(prefix)[0]
+            if normalizer in (wanted, *([wanted["normalizers"][0]] if not prefix else [])):
+                return prefix
+    elif pre.get("type") == "Metaspace" and pre.get("replacement") == "▁" and not pre.get("split", True) and normalizer is None:
+        return bool(pre.get("prepend_scheme", "always") != "never")
+    raise ModelError(f"{place}: its way with spaces is none that GGUF files have (SentencePiece with or without a space in front)")
+
+
+def _scores(tokens: list[str], kinds: list[int], merges: list[str], place: Path) -> list[float]:
+    """Scores from which a SentencePiece reader derives the same merges in the same order; checked, not hoped for."""
+    first: dict[str, int] = {}
+    for merge in merges:
+        first.setdefault(merge.replace(" ", "", 1), len(first))
+    scores = [-float(first.get(token, len(first))) for token in tokens]
+    if _merges_from_scores(tokens, kinds, scores, str(place)) != merges:
+        raise ModelError(f"{place}: its merges are in no order that scores can give; GGUF files have scores for such a tokenizer")
+    return scores
+
+
+def _around(post: Any) -> dict[str, list[str]]:
+    """The special tokens that a TemplateProcessing puts in front of and behind a text."""
+    found: dict[str, list[str]] = {"bos": [], "eos": []}
+    for part in post.get("processors", [post]) if isinstance(post, dict) else []:
+        side = "bos"
+        for item in part.get("single", []) if part.get("type") == "TemplateProcessing" else []:
+            if "Sequence" in item:
+                side = "eos"
+            else:
+                found[side].append(item["SpecialToken"]["id"])
+    return found
