@@ -117,7 +117,7 @@ def test_pairs_are_compared_at_their_last_tokens():
     scorer = StepScorer(model, [11, 12])
     loss, units, metrics = StepObjective(model, scorer, about={}, pairwise=True).loss(step_batch([tuple(sides)], pad_id=0))
     ends = [model.lm_head(model(torch.tensor(side.ids[None].tolist())))[0, -1] for side in sides]
-    scores = [float(end[11] - end[12]) for end in ends]
+    scores = [float((end[11] - end[12]).detach()) for end in ends]
     assert units == 1 and loss.item() == pytest.approx(float(torch.nn.functional.softplus(torch.tensor(scores[1] - scores[0]))), rel=1e-5)
     assert metrics["step_accuracy"] == float(scores[0] > scores[1])
 
