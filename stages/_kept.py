@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,11 @@ class Folder:
     def __init__(self, path: Path, files: list[File], *, again: bool):
         self.path, self.files, self.again = path, files, again
 
-    def kept(self) -> Kept | None:
-        """The rows, where an earlier process finished them. Raises DataError when they, or the files they are of, have changed since."""
+    def kept(self, now: set[str]) -> Kept | None:
+        """The rows, where an earlier process finished them; `now` names the files on disk that would be read today.
+
+        Raises DataError when the rows, or the files that they are of, have changed since.
+        """
         try:
             found = json.loads((self.path / ROWS).read_bytes())
         except FileNotFoundError:
@@ -65,13 +68,14 @@ class Folder:
             path = rows_path(self.path, side)
             if not path.is_file() or _sha256(path) != known["sha256"]:
                 raise DataError(f"{path}: is missing or was changed since it was written; remove {self.path} and build again")
+        then = {file.name for file in self.files if file.form != "bundled" and not file.name.startswith("hub:")}
+        if then != now:
+            which = ", ".join(sorted(then ^ now)[:3])
+            raise DataError(f"{self.path}: was built of other files than data.sources names now ({which}); name a new run_dir")
         for file, known in zip(self.files, kept.files, strict=True):
             was = known.get("local")
-            if was and not (os.path.exists(file.name) and os.stat(file.name).st_mtime_ns == was["mtime_ns"]):
-                now = local_digest(file)["sha256"] if os.path.exists(file.name) else None
-                if now != was["sha256"]:
-                    state = "was changed" if now else "is gone"
-                    raise DataError(f"{file.name}: {state} since {self.path} was built of it; give another run_dir, or restore it")
+            if was and os.stat(file.name).st_mtime_ns != was["mtime_ns"] and local_digest(file)["sha256"] != was["sha256"]:
+                raise DataError(f"{file.name}: was changed since {self.path} was built of it; name a new run_dir, or restore it")
         return kept
 
     def keep(self, rows: Iterable[tuple[str, Row, dict[str, Any]]]) -> Kept:
@@ -133,11 +137,12 @@ def open_folder(path: Path, settings: dict[str, Any], list_them: Callable[[], li
             raise ConfigError(f"run_dir {path}: another build_data is at work there; wait for it, or name another") from None
         again = sources.exists()
         plain = _without(json.loads(json.dumps(settings, default=str)))
-        if again:
-            known = json.loads(sources.read_bytes())
+        known = json.loads(sources.read_bytes()) if again else None
+        if known is not None and (known["settings"] == plain or (path / ROWS).exists()):
             _refuse_others(path, known["settings"], plain)
             files = [File(**file) for file in known["files"]]
-        else:
+        else:  # new, or nothing that is whole was made with the other settings
+            files = files or list_them()
             write_whole(sources, _json({"settings": plain, "files": [file.plain() for file in files]}))
         yield Folder(path, files, again=again)
 
@@ -164,11 +169,21 @@ def write_tests(path: Path, tests: dict[str, RowSet]) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Puts a file in place so that a reader, or a run after a crash, sees all of it or none."""
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with _told(path):
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """The disk's refusal as a user's error, which names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror}); free space, or name another run_dir") from None
 
 
 class _LinesFile:
@@ -183,12 +198,14 @@ class _LinesFile:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
         self._partial.unlink(missing_ok=True)
+        with suppress(OSError):  # what is still in the buffer of a full disk; the first refusal was told
+            self._file.close()
 
     def write(self, row: dict[str, Any]) -> None:
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-        self._file.write(line)
+        with _told(self._path):
+            self._file.write(line)
         self._hash.update(line)
         self.rows += 1
 
@@ -197,9 +214,10 @@ class _LinesFile:
         return self._hash.hexdigest()
 
     def seal(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        os.replace(self._partial, self._path)
+        with _told(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            os.replace(self._partial, self._path)
 
 
 def _end(kept: Kept, note: dict[str, Any]) -> None:

@@ -91,6 +91,11 @@ def list_files(sources: list[str], hub: Callable[[], Hub]) -> list[File]:
     return files
 
 
+def files_on_disk(sources: list[str]) -> set[str]:
+    """The names of all files but a hub's, as they are now."""
+    return {file.name for source in sources if source not in BUNDLED and not source.startswith("hub:") for file in _on_disk(source)}
+
+
 def _on_disk(source: str) -> list[File]:
     path = caller_path(source)
     if any(sign in source for sign in "*?[") and not path.exists():

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from _entry import find, run_stage, say
 from _kept import Kept, open_folder, rows_path, write_tests
-from _sources import File, Published, Reading, list_files, read_file
+from _sources import File, Published, Reading, files_on_disk, list_files, read_file
 
 from align.config import ConfigError, Invocation, caller_path, dumps, workspace_root
 from align.data import (
@@ -134,7 +134,9 @@ def build_data(call: Invocation[BuildDataConfig]) -> int:
         try:
             with stopped_by_signals():
                 # Rows: read, checked, without copies and contamination, split.
-                kept = folder.kept() or folder.keep(sift(config, folder.files, reading, tests, hub, alive=run.alive))
+                kept = folder.kept(files_on_disk(config.data.sources)) or folder.keep(
+                    sift(config, folder.files, reading, tests, hub, templated=has_template(config, tokenizer), alive=run.alive)
+                )
                 say(f"rows     {kept.summary()}")
                 write_tests(run_dir / "tests", tests)
                 # Tokens.
@@ -169,6 +171,10 @@ def check(config: BuildDataConfig) -> None:
         Contamination({}, n=config.tests.words)
 
 
+def has_template(config: BuildDataConfig, tokenizer: Tokenizer) -> bool:
+    return config.data.template is not None or tokenizer.chat_template is not None
+
+
 def reading_of(section: DataSection) -> Reading:
     names = {theirs: ours for theirs, _, ours in (word.partition("=") for word in section.rename)}
     return Reading(section.format, section.kind, names, section.columns, section.text, section.stream)
@@ -189,6 +195,7 @@ def sift(
     tests: dict[str, RowSet],
     hub: Callable[[], Hub],
     *,
+    templated: bool,
     limit: int | None = None,
     alive: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[str, Row, dict[str, Any]]]:
@@ -209,6 +216,10 @@ def sift(
             count += 1
             if kind not in ("auto", found):
                 raise DataError(f"{row.place}: is of kind {found}, the rows before it of kind {kind}; build them apart, or set data.kind")
+            if section.chat and found != "completion":
+                raise ConfigError(f"data.chat is for rows of prompt and completion, {file.name} has rows of kind {found}; set it to false")
+            if (found == "messages" or section.chat) and not templated:
+                raise ConfigError(f"data.template: {config.shards.tokenizer} has no chat template, and conversations need one; set it")
             kind, place = found, row.place
             if time.monotonic() - told > TOLD_EVERY_S:
                 told = time.monotonic()
@@ -220,8 +231,6 @@ def sift(
                 yield "removed", row, {"row": place, "why": "copy", "of_row_read": first}
             elif hit is not None:
                 yield "removed", row, {"row": place, "why": "contaminated", "test": hit.test, "item": hit.item, "words": hit.words}
-            elif section.chat and found != "completion":
-                raise ConfigError(f"data.chat is for rows of prompt and completion, {file.name} has rows of kind {found}; set it to false")
             else:
                 made = chat_rows([row])[0] if section.chat else row
                 side = "held_out" if is_held_out(row, section.held_out) else "train"
@@ -271,7 +280,8 @@ def plan(
     if len(files) > 20:
         say(f"         and {len(files) - 20} more; {sum(file.size for file in files):,} bytes in all")
     say(f"tests    {', '.join(f'{name} ({len(rows)} questions)' for name, rows in tests.items()) or 'none'}")
-    looked = list(sift(config, files[:20], replace(reading, stream=True), tests, hub, limit=LOOKED_AT))
+    streamed, templated = replace(reading, stream=True), has_template(config, tokenizer)
+    looked = list(sift(config, files[:20], streamed, tests, hub, templated=templated, limit=LOOKED_AT))
     removed = Counter(note["why"] for side, _, note in looked if side == "removed")
     rows = [(side, row, note["kind"]) for side, row, note in looked if side in ("train", "held_out")]
     ends = [note for side, _, note in looked if side == "end" and "file" in note]

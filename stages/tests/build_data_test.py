@@ -330,6 +330,29 @@ def test_what_is_built_is_not_built_over(caller, capsys):
     assert start(*words) == 2
 
 
+def test_other_files_than_before_are_refused_and_settings_may_change_while_nothing_is_whole(caller, capsys):
+    (caller / "parts").mkdir()
+    write(caller / "parts/a.jsonl", ROWS[2:30])
+    assert start("run_dir=run", "data.sources=parts/*") == 0
+    write(caller / "parts/b.jsonl", ROWS[30:])
+    assert start("run_dir=run", "data.sources=parts/*") == 2
+    assert f"was built of other files than data.sources names now ({caller / 'parts/b.jsonl'})" in capsys.readouterr().err
+    (caller / "chat.toml").write_text(f"[data]\ntemplate = {json.dumps(CHAT)}\n")
+    chat = ["run_dir=chat", "data.sources=rows.jsonl", "data.chat=true"]
+    assert start(*chat) == 2
+    assert "has no chat template, and conversations need one" in capsys.readouterr().err
+    assert start("--config", "chat.toml", *chat) == 0
+
+
+def test_a_full_disk_is_one_line(caller):
+    code = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\nfrom build_data import *"
+    process = begin(caller, "run", code=code)
+    told = process.communicate()[1].splitlines()[-1]
+    assert process.returncode == 2 and "rows/train.jsonl: cannot be written (File too large); free space, or name another run_dir" in told
+    assert not list(caller.rglob("*.partial"))
+    assert start("run_dir=run", "data.sources=rows.jsonl") == 0
+
+
 def test_damage_in_the_folder_is_named(caller, capsys):
     words = ["run_dir=run", "data.sources=rows.jsonl"]
     assert start(*words) == 0

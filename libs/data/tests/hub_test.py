@@ -282,6 +282,20 @@ def test_lines_do_not_depend_on_the_parts(parts, more):
     assert all(line.count(b"\n") <= 1 and line for line in lines)
 
 
+def test_a_line_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr("align.data._hub.MAX_LINE", 100)
+    with pytest.raises(HubError, match="a line of more than 0 MiB came; is this JSON Lines"):
+        list(split_lines([b"a\n", *[b"x" * 9] * 20]))
+
+
+def test_a_full_disk_is_told(server, tmp_path):
+    code = "import resource, sys; from align.data import Hub, HubError\nresource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
+    code += "\ntry: Hub(endpoint=sys.argv[1], cache=sys.argv[2]).download(*sys.argv[3:])\nexcept HubError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code, server.url, tmp_path, REPO, "train.jsonl"], capture_output=True, text=True)
+    assert f"train.jsonl: cannot be stored in {tmp_path / 'hub'} (File too large); free space, or set ALIGN_CACHE" in done.stdout
+    assert client(server, tmp_path).download(REPO, "train.jsonl").read_bytes() == LARGE
+
+
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=3), st.integers(1, 7))
 def test_gzip_members_in_any_parts_and_every_cut_is_seen(members, size):
     content = b"".join(zlib.compress(member, wbits=31) for member in members)

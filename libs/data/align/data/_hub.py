@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ._http import Client, HubError, origin
-from ._rows import Row, check_rows, parse_lines, read_lines
+from ._rows import MAX_LINE, Row, check_rows, parse_lines, read_lines
 from ._shards import write_whole
 from ._transfer import Changed, Identity, Transfer
 
@@ -224,17 +224,20 @@ class Hub:
     def _append(self, url: str, partial: Path, notes: Path, name: str) -> Identity | None:
         known = _noted(notes, url)
         transfer = Transfer(self._client, url, identity=known, chunk=self._chunk)
-        with open(partial, "ab" if known else "wb") as file:
-            done = file.tell()
-            for part in transfer.chunks(done):
-                if known is None and transfer.identity is not None:
-                    known = transfer.identity
-                    write_whole(notes, json.dumps({"url": url, **asdict(known)}).encode())
-                file.write(part)
-                done += len(part)
-                self._progress(name, done, known.size if known else None)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(partial, "ab" if known else "wb") as file:
+                done = file.tell()
+                for part in transfer.chunks(done):
+                    if known is None and transfer.identity is not None:
+                        known = transfer.identity
+                        write_whole(notes, json.dumps({"url": url, **asdict(known)}).encode())
+                    file.write(part)
+                    done += len(part)
+                    self._progress(name, done, known.size if known else None)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:  # of the disk: those of the network are Failures
+            raise HubError(f"{name}: cannot be stored in {self.cache} ({error.strerror}); free space, or set ALIGN_CACHE") from None
         return transfer.identity
 
 
@@ -299,13 +302,17 @@ def unzip(parts: Iterable[bytes], name: str) -> Iterator[bytes]:
 def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Lines that end at b"\\n" alone, whatever the parts' bounds."""
     rest: list[bytes] = []
+    held = 0
     for part in parts:
         lines = part.split(b"\n")
         if len(lines) > 1:
             yield b"".join([*rest, lines[0], b"\n"])
             yield from (line + b"\n" for line in lines[1:-1])
-            rest = []
+            rest, held = [], 0
         rest.append(lines[-1])
+        held += len(lines[-1])
+        if held > MAX_LINE:
+            raise HubError(f"a line of more than {MAX_LINE >> 20} MiB came; is this JSON Lines, one object a line?")
     if last := b"".join(rest):
         yield last
 

@@ -123,16 +123,20 @@ def write_manifest(directory: Path, settings: Mapping[str, Any], counts: Mapping
 def write_whole(path: Path, content: bytes) -> None:
     """Puts a file in place so that a reader, or a run after a crash, sees all of it or none."""
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise DataError(f"{path}: cannot be written ({error.strerror}); free space, or give another directory") from None
 
 
 def to_json(value: object) -> bytes:
