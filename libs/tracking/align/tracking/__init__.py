@@ -6,5 +6,6 @@ from align.tracking._jsonl import RunDirError, read_history
 from align.tracking._progress import Progress
 from align.tracking._report import write_report
 from align.tracking._run import RunDir
+from align.tracking._tensorboard import write_tensorboard
 
-__all__ = ["Progress", "RunDir", "RunDirError", "environment", "read_history", "write_comparison", "write_report"]
+__all__ = ["Progress", "RunDir", "RunDirError", "environment", "read_history", "write_comparison", "write_report", "write_tensorboard"]
