@@ -232,3 +232,36 @@ def test_a_comparison_names_what_is_wrong(tmp_path, wrong):
     with pytest.raises(RunDirError, match=r"name 2 to 12|named twice|nothing: no history\.jsonl"):
         write_comparison([tmp_path / name for name in wrong], tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
+
+
+VALUES = st.one_of(st.floats(), st.floats(-1e3, 1e3), st.integers(-5, 5).map(float), st.just(math.nan), st.sampled_from([1e-120, -1e-300, 1e101]))
+
+
+@given(st.lists(VALUES, max_size=300), st.integers(4, 40), st.integers(1, 90))
+def test_many_points_at_once_are_the_points_one_by_one(values, limit, chunk):
+    one, many = Series(limit), Series(limit)
+    for x, y in enumerate(values):
+        one.add(x, y)
+    for start in range(0, len(values), chunk):
+        many.extend(range(start, min(start + chunk, len(values))), values[start : start + chunk])
+    assert (one.count, one.not_finite) == (many.count, many.not_finite)
+    assert one.final == many.final or math.isnan(one.final)
+    for a, b in zip(one.buckets, many.buckets, strict=True):
+        assert a._replace(total=0) == b._replace(total=0)
+        assert a.total == pytest.approx(b.total, rel=1e-9, abs=1e-9 * max(abs(a.low), abs(a.high)) * a.points)
+
+
+def test_a_long_history_is_read_in_batches_and_says_what_single_lines_say(tmp_path):
+    """Batches of like lines, lines with an event, with NaN, with another field, and a torn end."""
+    run = RunDir.create(tmp_path / "r", config_toml="", env={})
+    lines = [f'{{"step": {step}, "time": {step}.5, "loss": {1 / step}, "lr": 0.001}}' for step in range(1, 40_001)]
+    lines[20_000] = '{"step": 20001, "time": 20001.5, "loss": "nan", "lr": 0.001, "event": "spike"}'
+    lines[30_000] = '{"step": 30001, "time": 30001.5, "loss": 9.75, "lr": 0.001, "reward": 1}'
+    run.close()
+    (tmp_path / "r/history.jsonl").write_text("\n".join(lines) + '\n{"step": 40001, "lo')
+    page = write_report(tmp_path / "r").read_text(encoding="utf-8")
+    labels = [svg.get("aria-label") for svg in svgs(page)]
+    assert any("largest 9.75" in label and "to 2.5e-5" in label for label in labels)
+    assert "spike" in page and "is not finite" in page
+    (tmp_path / "r/history.jsonl").write_text("\n".join([*lines[:9000], '{"step": 1}, {"step": 2}', *lines[9000:]]) + "\n")
+    assert "history.jsonl:9001: not a JSON object" in write_report(tmp_path / "r").read_text(encoding="utf-8")

@@ -125,6 +125,29 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
         raise failed(path, error, "cannot be read") from None
 
 
+def read_batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The objects of `read_lines` in lists of a few thousand, for files of millions of lines; what is wrong is told as there."""
+    done = 0  # lines
+    try:
+        with open(path, "rb") as file:
+            while lines := file.readlines(1 << 20):
+                batch: Any = None
+                if all(line[:1] == b"{" and line[-2:] == b"}\n" for line in lines):
+                    try:
+                        batch = json.loads(b"[" + b",".join(lines) + b"]")  # one call of the parser for all
+                    except (ValueError, RecursionError):
+                        batch = None
+                if batch is None or len(batch) != len(lines):
+                    break
+                done += len(lines)
+                yield batch
+            else:
+                return
+    except OSError as error:
+        raise failed(path, error, "cannot be read") from None
+    yield from ([record] for number, _, record in read_lines(path) if number > done)
+
+
 def read_history(path: str | Path) -> list[dict[str, Any]]:
     """The objects of a history.jsonl (eval.jsonl, samples.jsonl) as logged, NaN and infinities included.
 

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from align.tracking._jsonl import RunDirError, read_lines, restore, write_whole
+from align.tracking._jsonl import RunDirError, read_batches, read_lines, restore, write_whole
 from align.tracking._progress import show_duration
 from align.tracking._series import Series
 from align.tracking._svg import Curve, chart, number
@@ -70,14 +70,17 @@ def _collect(path: Path) -> _Run:
     problems: list[str] = []
     times: list[float] = []
     last_step = 0.0
-    for record in _records(path / "history.jsonl", problems):
-        step = _step(record)
-        last_step = max(last_step, step)
-        if isinstance(record.get("time"), float):
-            times[1:] = [record["time"]]
-        if isinstance(record.get("event"), str) and len(events) < _MAX_EVENTS:
-            events.append((step, record["event"]))
-        _add(history, step, record)
+    for batch in _batches(path / "history.jsonl", problems):
+        if not _add_alike(history, batch):
+            for record in map(restore, batch):
+                if isinstance(record.get("event"), str) and len(events) < _MAX_EVENTS:
+                    events.append((_step(record), record["event"]))
+                _add(history, _step(record), record)
+        last_step = max(last_step, max(map(_step, batch)))
+        if isinstance(batch[0].get("time"), float) and not times:
+            times.append(batch[0]["time"])
+        if isinstance(batch[-1].get("time"), float):
+            times[1:] = [batch[-1]["time"]]
     for record in _records(path / "eval.jsonl", problems):
         last_step = max(last_step, _step(record))
         _add(evals, _step(record), record)
@@ -92,6 +95,34 @@ def _collect(path: Path) -> _Run:
         if len(last) < 64:
             last.append(record)
     return _Run(history, evals, events, first, last, last_step, times[-1] - times[0] if times else 0.0, problems)
+
+
+def _batches(path: Path, problems: list[str]) -> Iterable[list[dict[str, Any]]]:
+    try:
+        yield from read_batches(path)
+    except RunDirError as error:
+        problems.append(str(error))
+
+
+def _add_alike(series: dict[str, Series], batch: list[dict[str, Any]]) -> bool:
+    """Adds the numbers of lines that all have the same fields, a column at a time; False, and nothing added, where they differ."""
+    first = batch[0]
+    if len(batch) < 64 or set(map(len, batch)) != {len(first)}:
+        return False
+    try:
+        columns = {key: [record[key] for record in batch] for key in first}
+    except KeyError:
+        return False
+    types = {key: set(map(type, column)) for key, column in columns.items()}
+    if any(str in kinds for kinds in types.values()) or not types.get("step", {str}) <= {int}:
+        return False
+    for key, column in columns.items():
+        if key not in _NO_CURVE and types[key] <= {int, float}:
+            curve = series.get(key)
+            if curve is None:
+                curve = series[key] = Series()
+            curve.extend(columns["step"], column)
+    return True
 
 
 def _records(path: Path, problems: list[str]) -> Iterable[dict[str, Any]]:

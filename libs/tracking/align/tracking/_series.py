@@ -1,6 +1,7 @@
 """Curves of any length in bounded memory: buckets that keep their extremes, so that no spike is lost."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _LARGEST = 1e100  # beyond it a value counts as not finite and below its inverse as 0: sums and logarithms stay in range
@@ -56,6 +57,32 @@ class Series:
             self._total += y
         self._last, self.final = x, y
         self._open += 1
+
+    def extend(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        """Many more points, at the speed of the built-in functions where buckets are wide."""
+        place, count = 0, len(ys)
+        while place < count:
+            if self._open == self._width:
+                self._close()
+            end = min(count, place + self._width - self._open)
+            part = ys[place:end]
+            low, high, total = min(part), max(part), sum(part)
+            plain = -_LARGEST <= low and high <= _LARGEST and total - total == 0  # no NaN among them, whose comparisons are all false
+            if end - place < 8 or not plain or 0 < abs(low) < 1 / _LARGEST or 0 < abs(high) < 1 / _LARGEST:
+                for x, y in zip(xs[place:end], part, strict=True):
+                    self.add(x, y)
+                place = end
+                continue
+            if not self._open:
+                self._first, self._total, self._low, self._high = xs[place], 0.0, math.inf, -math.inf
+            if low < self._low:
+                self._low, self._low_x = low, xs[place + part.index(low)]
+            if high > self._high:
+                self._high, self._high_x = high, xs[place + part.index(high)]
+            self._total += total
+            self._last, self.final = xs[end - 1], part[-1]
+            self._open += end - place
+            place = end
 
     def _bucket(self) -> Bucket:
         return Bucket(self._first, self._last, self._low_x, self._low, self._high_x, self._high, self._total, self._open)

@@ -38,7 +38,8 @@ def crc32c(data: bytes) -> int:
 def write_tensorboard(path: str | Path) -> Path:
     """Writes `tensorboard/events.out.tfevents.align` into a run directory, anew.
 
-    It has every number of history.jsonl, and those of eval.jsonl as eval/…. Returns the file. `tensorboard --logdir RUN` shows it. Raises RunDirError when there is no run or the file cannot be written.
+    It has every number of history.jsonl, and those of eval.jsonl as eval/…; `tensorboard --logdir RUN` shows it. Returns the file. Raises
+    RunDirError when there is no run or the file cannot be written.
     """
     path = Path(path)
     if not (path / "history.jsonl").is_file():
