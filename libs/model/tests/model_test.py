@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cases import CASES, NEW_TOKENS, PROMPT, build, config, input_ids
@@ -213,7 +214,7 @@ def test_rotation_keeps_lengths_and_relative_angles():
 
 def test_forward_impl_is_a_name(models):
     model, ids = models["llama"], input_ids("llama")
-    assert [pick_forward_impl(), pick_forward_impl(packed=True), pick_forward_impl(cached=True)] == list(FORWARD_IMPLS)
+    assert [pick_forward_impl(), pick_forward_impl(packed=True), pick_forward_impl(cached=True)] == list(FORWARD_IMPLS[:3])
     assert torch.equal(model(ids), model(ids, forward_impl="sdpa_causal"))
     with pytest.raises(ModelError, match="'flash' is unknown; known are sdpa_causal"):
         model(ids, forward_impl="flash")
@@ -264,3 +265,38 @@ def test_the_default_size_has_the_known_number_of_parameters():
     )
     layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 176 + 2 * 64
     assert sum(parameter.numel() for parameter in init(cfg, 0).parameters()) == 64 * 64 + 2 * layer + 64
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("newer", [False, True])
+def test_varlen_asks_torch_for_the_same_attention(monkeypatch, window, newer):
+    """torch's kernel does not run on a CPU: here a reference of its contract stands in its place, with the signature of 2.11 or 2.13."""
+    from torch.nn.attention import varlen
+
+    from align.model import _attention
+
+    def reference(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size=(-1, -1)):
+        assert window_size[1] == 0 and cu_seq_q is cu_seq_k and max_q == max_k == 8  # causal by its right side
+        outs = []
+        for a, b in pairwise(cu_seq_q.tolist()):
+            at = torch.arange(b - a)
+            seen = at <= at[:, None]
+            if window_size[0] >= 0:
+                seen &= at >= at[:, None] - window_size[0]
+            q, k, v = (x[a:b].transpose(0, 1) for x in (query, key, value))
+            outs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(0, 1))
+        return torch.cat(outs)
+
+    def with_gqa(*args, enable_gqa, **options):
+        assert enable_gqa
+        return reference(*args, **options)
+
+    monkeypatch.setattr(varlen, "varlen_attn", with_gqa if newer else reference)
+    monkeypatch.setattr(_attention, "_varlen_parameters", lambda: {"enable_gqa"} if newer else set())
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 8, heads, 4, generator=generator) for heads in (4, 2, 2))
+    ends = torch.tensor([0, 5, 8, 16, 16], dtype=torch.int32)
+    packed = _attention.Context("varlen", ends=ends, longest=8)
+    expected = _attention.Context("cpu_per_document", spans=((0, 5), (5, 8), (8, 16)))
+    ours, theirs = (_attention.attend(q, k, v, context, 0, window) for context in (packed, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

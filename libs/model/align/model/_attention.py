@@ -1,5 +1,7 @@
 """Attention by name: every implementation computes the same function, and its name is recorded wherever log-probs are stored."""
 
+import functools
+import inspect
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,12 +17,16 @@ from align.model._errors import ModelError
 # cpu_per_document: packed rows; each document is attended to alone. Any device, meant for the CPU.
 # sdpa_cached: keys and values from a KVCache.
 _PADDING_LIMIT = 2.5  # padded tokens for each real one, up to which packed documents are attended to in one call
-FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached")
+# varlen: packed rows on a GPU in bf16 or fp16, torch.nn.attention.varlen; nothing waits for the device.
+FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached", "varlen")
 
 
-def pick_forward_impl(*, packed: bool = False, cached: bool = False) -> str:
-    """The name that `forward_impl=None` stands for."""
-    return "sdpa_cached" if cached else "cpu_per_document" if packed else "sdpa_causal"
+def pick_forward_impl(*, packed: bool = False, cached: bool = False, like: Tensor | None = None) -> str:
+    """The name that `forward_impl=None` stands for; `like` is a weight of the model (None: on the CPU)."""
+    if cached or not packed:
+        return "sdpa_cached" if cached else "sdpa_causal"
+    fast = like is not None and like.is_cuda and like.dtype in (torch.bfloat16, torch.float16)
+    return "varlen" if fast else "cpu_per_document"
 
 
 @dataclass
@@ -35,6 +41,8 @@ class Context:
     slots: Tensor | None = None  # (B * T,) rows of the flattened cache to write; None: the first T of every row
     bound: int = 0  # keys 0 .. bound - 1 of the cache are looked at
     masks: dict[Any, Tensor] = field(default_factory=dict)  # window -> mask, built once
+    ends: Tensor | None = None  # varlen: (S + 1,) int32 on the device
+    longest: int = 0  # varlen: no document is longer
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window: int | None) -> Tensor:
@@ -44,6 +52,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window
     """
     if context.cache is not None:
         return _cached(q, k, v, context, context.cache, layer, window)
+    if context.impl == "varlen":
+        return _varlen(q, k, v, context, window)
     if context.impl == "cpu_per_document":
         return _per_document(q, k, v, context, window)
     return _causal(q, k, v, window, context)
@@ -61,6 +71,27 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, window: int | None, context: Contex
             context.masks[key] = (at <= at[:, None]) & (at > at[:, None] - window)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=context.masks[key], enable_gqa=grouped)
     return out.transpose(1, 2).flatten(2)
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:
+    """torch 2.11 says "causal" by the window and takes fewer key heads as they are; 2.13 wants enable_gqa=True for them."""
+    assert context.ends is not None
+    grouped = q.shape[2] != k.shape[2]
+    options: dict[str, Any] = {"window_size": (-1 if window is None else window - 1, 0)}
+    if "enable_gqa" in _varlen_parameters():
+        options["enable_gqa"] = grouped
+    flat = (q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
+    from torch.nn.attention.varlen import varlen_attn
+
+    out: Tensor = varlen_attn(*flat, context.ends, context.ends, context.longest, context.longest, **options)
+    return out.view(*q.shape[:2], -1)
+
+
+@functools.cache
+def _varlen_parameters() -> frozenset[str]:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def _per_document(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:
@@ -118,7 +149,14 @@ def _cache_mask(positions: Tensor, bound: int, window: int | None, group: int, q
 
 
 def context_for(
-    impl: str | None, shape: torch.Size, *, position_ids: Tensor | None, cu_seqlens: Tensor | None, cache: KVCache | None
+    impl: str | None,
+    shape: torch.Size,
+    *,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cache: KVCache | None,
+    max_seqlen: int | None,
+    like: Tensor,
 ) -> tuple[Context, Tensor | None]:
     """Checks what a forward was given and returns its context and the positions, (B or 1, T) or None for 0 .. T - 1.
 
@@ -126,20 +164,27 @@ def context_for(
         ModelError: an unknown name, one that does not fit, boundaries that do not cover the batch, positions outside the cache.
     """
     batch, length = shape
-    wanted = pick_forward_impl(packed=cu_seqlens is not None, cached=cache is not None)
+    packed = cu_seqlens is not None
+    wanted = pick_forward_impl(packed=packed, cached=cache is not None, like=like)
     if impl not in (None, *FORWARD_IMPLS):
         raise ModelError(f"forward_impl {impl!r} is unknown; known are {', '.join(FORWARD_IMPLS)}")
+    if impl == "cpu_per_document" and packed and cache is None:
+        wanted = impl  # it runs everywhere
     if impl not in (None, wanted):
         raise ModelError(f"forward_impl {impl!r} does not fit this call, which wants {wanted!r}; leave it out")
     if cache is not None:
         if cu_seqlens is not None:
             raise ModelError("cu_seqlens and cache were both given; packed rows have no cache")
         return _cache_context(cache, batch, length, position_ids)
+    if cu_seqlens is not None and wanted == "varlen" and position_ids is not None:
+        return Context(wanted, ends=cu_seqlens, longest=max_seqlen or batch * length), position_ids
     if cu_seqlens is not None:
         spans = _spans(cu_seqlens, batch * length)
         if position_ids is None:
             starts = torch.cat([torch.arange(b - a, device=cu_seqlens.device) for a, b in spans])
             position_ids = starts.view(batch, length)
+        if wanted == "varlen":
+            return Context(wanted, ends=cu_seqlens, longest=max(b - a for a, b in spans)), position_ids
         return Context(wanted, spans=spans), position_ids
     if position_ids is not None and position_ids.device.type == "cpu" and bool((position_ids[:, 1:] == 0).any()):
         raise ModelError("position_ids begin again within a row, which is one sequence without cu_seqlens; give cu_seqlens")

@@ -168,8 +168,9 @@ class Decoder(nn.Module):
         if input_ids.dim() != 2:
             raise ModelError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (B, T)")
         context, positions = context_for(
-            forward_impl, input_ids.shape, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache
-        )
+            forward_impl, input_ids.shape, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache, max_seqlen=max_seqlen,
+            like=self.model.norm.weight,
+        )  # fmt: skip
         self._check_length(input_ids.shape[1], context, max_seqlen)
         hidden: Tensor = self.model.embed_tokens(input_ids)
         cos, sin = self._angles(positions, input_ids.shape[1], hidden)
@@ -205,7 +206,9 @@ class Decoder(nn.Module):
     def _check_length(self, length: int, context: Context, max_seqlen: int | None) -> None:
         if context.cache is not None:
             return  # new_cache has checked
-        if context.spans:
+        if context.impl == "varlen":
+            length = context.longest if max_seqlen is None else 0  # the true lengths are on the device, max_seqlen is rounded up
+        elif context.spans:
             length = max(b - a for a, b in context.spans)
             if max_seqlen is not None and length > max_seqlen:
                 raise ModelError(f"max_seqlen is {max_seqlen}, but cu_seqlens holds a document of {length} tokens")

@@ -2,7 +2,8 @@
 
 The logits of N tokens take N × V × 4 bytes: 2 GiB at N = 16,384 and V = 32,768, and as much again for their gradient. Here only one chunk
 of rows exists at a time. What is not trained is dropped before the first product, so whatever stands there (padding, NaN, a target of -100)
-reaches neither the sum nor a gradient, and costs nothing.
+reaches neither the sum nor a gradient, and costs nothing. On a GPU align.kernels does the same with zeros in the place of dropped rows, so
+that nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -46,6 +47,11 @@ def chunked_cross_entropy(
     Raises:
         ValueError: the shapes do not belong together, or `chunk` is not positive.
     """
+    if hidden.is_cuda:
+        from align.kernels import linear_cross_entropy
+
+        _check(hidden, weight, targets, mask)
+        return linear_cross_entropy(hidden, weight, targets, mask, chunk=chunk)
     rows, ids, _ = _trained_rows(hidden, weight, targets, mask)
     step = _chunk_rows(weight.shape[0], chunk)
     loss: Tensor = _ChunkedCrossEntropy.apply(rows, weight, ids, step, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
@@ -63,6 +69,11 @@ def sequence_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Ten
     Returns:
         (...) of `targets`, fp32 (fp64 for fp64 input).
     """
+    if hidden.is_cuda:
+        from align.kernels import linear_logprob
+
+        _check(hidden, weight, targets, mask)
+        return linear_logprob(hidden, weight, targets, mask, chunk=chunk)
     rows, ids, index = _trained_rows(hidden, weight, targets, mask)
     step = _chunk_rows(weight.shape[0], chunk)
     logprobs: Tensor = _ChunkedLogprobs.apply(rows, weight, ids, step)  # type: ignore[no-untyped-call]
@@ -73,18 +84,22 @@ def sequence_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Ten
 
 def _trained_rows(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The trained rows (N, D) of hidden, their targets (N,), and where they stood (None: everywhere)."""
+    _check(hidden, weight, targets, mask)
+    rows, ids = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    if mask is None:
+        return rows, ids, None
+    index = mask.reshape(-1).nonzero().squeeze(1)
+    return rows.index_select(0, index), ids.index_select(0, index), index
+
+
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None) -> None:
     if hidden.shape[:-1] != targets.shape or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)}, targets {tuple(targets.shape)}: "
             "expected (..., D), (V, D) and (...)"
         )
-    rows, ids = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    if mask is None:
-        return rows, ids, None
-    if mask.shape != targets.shape or mask.dtype != torch.bool:
+    if mask is not None and (mask.shape != targets.shape or mask.dtype != torch.bool):
         raise ValueError(f"the mask is {mask.dtype} {tuple(mask.shape)}, expected torch.bool {tuple(targets.shape)} like the targets")
-    index = mask.reshape(-1).nonzero().squeeze(1)
-    return rows.index_select(0, index), ids.index_select(0, index), index
 
 
 def _chunk_rows(vocabulary: int, chunk: int | None) -> int:

@@ -55,7 +55,7 @@ class SftModule(TrainModule):
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor | float, dict[str, Tensor | float]]:
         """The summed negative log-likelihood and the number of trained tokens."""
         packed = "cu_seqlens" in batch
-        self.forward_impl = self._wanted or pick_forward_impl(packed=packed)
+        self.forward_impl = self._wanted or pick_forward_impl(packed=packed, like=self.model.output_weight)
         # Padded rows count positions from 0; without position_ids the decoder makes one row of angles for all.
         where = {key: batch[key] for key in ("position_ids", "cu_seqlens", "max_seqlen")} if packed else {}
         hidden = self.model(batch["input_ids"], forward_impl=self._wanted, **where)
