@@ -159,6 +159,8 @@ def check(config: PpoConfig) -> None:
     check_rollout(config.rollout, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, world=world)
     if world > 1:
         raise ConfigError(f"ppo runs on one process: the critic's gradient isn't summed over {world} ranks; set launch.nproc=1")
+    if config.prm.path is None and config.model.path != StartSection().path:
+        raise ConfigError("prm.path is unset, and a reward model is trained here for the default model alone; train one with //stages:prm")
     labels(config)
 
 
@@ -167,7 +169,7 @@ def labels(config: PpoConfig) -> list[int] | None:
     if config.prm.head == "value":
         return None
     if config.prm.label_token_ids is not None:
-        return config.prm.label_token_ids
+        return prm_stage.two_labels(config.prm.label_token_ids)
     if config.prm.path is None:
         return prm_stage.ARITHMETIC_LABELS
     raise ConfigError("prm.head is lm: prm.label_token_ids must name the good and the bad label's token, as //stages:prm was given them")
@@ -179,8 +181,6 @@ def reward_model(config: PpoConfig, loaded: Loaded) -> tuple[Decoder, StepScorer
         own = loaded.run_dir / "prm"
         if find_latest(own / "checkpoints", loaded.ranks) is None or not (own / "stage_result.json").exists():
             say("no prm.path: training a reward model first")
-            if config.model.path != StartSection().path:
-                raise ConfigError("prm.path is needed for another model than the default one; train it with //stages:prm")
             first = replace(prm_stage.PrmConfig(), run_dir=own, seed=config.seed, model=config.model)
             first = replace(first, prm=prm_stage.HeadSection(head=config.prm.head))
             code = prm_stage.prm(Invocation(first, None, dry_run=False, resume=(own / "history.jsonl").exists(), allow_change=[]))

@@ -148,10 +148,16 @@ def label_ids(config: PrmConfig) -> list[int] | None:
             raise ConfigError("prm.head is value, which has no label tokens; leave prm.label_token_ids out")
         return None
     if config.prm.label_token_ids is not None:
-        return config.prm.label_token_ids
+        return two_labels(config.prm.label_token_ids)
     if config.model.path == StartSection().path:
         return ARITHMETIC_LABELS
     raise ConfigError("prm.head is lm: prm.label_token_ids must name the good and the bad label's token, such as [652, 641]")
+
+
+def two_labels(ids: list[int]) -> list[int]:
+    if len(ids) != 2 or ids[0] == ids[1] or min(ids) < 0:
+        raise ConfigError(f"prm.label_token_ids is {ids}; it must be two different ids, the good label's and the bad one's")
+    return ids
 
 
 def about(config: PrmConfig, labels: list[int] | None) -> dict[str, Any]:

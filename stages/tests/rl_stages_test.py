@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from _common import run_stage
+from dpo import DpoConfig, dpo
 from grpo import GrpoConfig, grpo
+from path_bias import PathBiasConfig, measure
+from ppo import PpoConfig, ppo
+from prm import PrmConfig, prm
+from reference import ReferenceConfig, reference
 
-from align.model import load
+from align.config import load as load_configuration
+from align.model import ModelConfig, init, load, save
 from align.tracking import read_history
+from align.train import make_optimizer
 
 STAGES = Path(__file__).absolute().parents[1]
 START = STAGES / "assets/arithmetic_sft"
@@ -40,6 +47,21 @@ def caller(tmp_path, monkeypatch):
 
 def start_grpo(*words: str) -> int:
     return run_stage("grpo", GrpoConfig, grpo, "", words)
+
+
+STAGE = {
+    "grpo": (GrpoConfig, grpo),
+    "dpo": (DpoConfig, dpo),
+    "prm": (PrmConfig, prm),
+    "ppo": (PpoConfig, ppo),
+    "reference": (ReferenceConfig, reference),
+    "path_bias": (PathBiasConfig, measure),
+}
+
+
+def start(name: str, *words: str) -> int:
+    config_class, stage = STAGE[name]
+    return run_stage(name, config_class, stage, "", words)
 
 
 def result(run: Path) -> dict:
@@ -238,3 +260,223 @@ def test_what_no_run_can_have_is_refused_before_anything_is_written(caller, caps
 def test_a_dry_run_plans_and_writes_nothing(caller, capsys):
     assert start_grpo(*GRPO, "--dry-run") == 0
     assert "4 prompts × 4 answers" in capsys.readouterr().out and list(caller.iterdir()) == []
+
+
+PAIRS = ["data.rows=60", "data.samples=4", "data.max_new_tokens=24"]
+DPO = [*(word for word in SHORT if not word.startswith("data.rows")), *PAIRS, "optimizer.lr=0.001", "schedule.warmup_steps=0"]
+PRM = [
+    "train.max_steps=4", "train.global_batch=16", "train.micro_batch=8", "data.rows=60", "data.samples=2", "checkpoint.every=1",
+    "checkpoint.keep=9", "schedule.warmup_steps=0",
+]  # fmt: skip
+PPO = [*SHORT, "rollout.max_new_tokens=24", "optimizer.lr=0.001", "schedule.warmup_steps=0"]
+
+
+def reward_model(caller: Path, *words: str) -> list[str]:
+    """A small reward model, and the words that name it."""
+    assert start("prm", "run_dir=judge", *PRM, "train.max_steps=2", *words) == 0
+    return ["prm.path=judge", *(["prm.head=value"] if "prm.head=value" in words else ["prm.label_token_ids=[70,71]"])]
+
+
+def test_dpo_makes_its_pairs_and_reference_and_learns(caller, capsys):
+    assert start("dpo", "run_dir=run", *DPO) == 0
+    told, history = result(caller / "run"), read_history(caller / "run/history.jsonl")
+    assert told["status"] == "done" and told["pairs"] == len((caller / "run/pairs.jsonl").read_text().splitlines())
+    assert history[0]["loss"] == pytest.approx(0.6931472, abs=1e-5) and abs(history[0]["margin"]) < 1e-4
+    assert history[-1]["margin"] > 0.05 and "sampled_accuracy" in told["metrics"]["after"]
+    assert {"pair_accuracy", "chosen_logprob", "rejected_logprob", "chosen_reward", "rejected_reward"} <= history[0].keys()
+    cut(caller / "run", caller / "cut", 2)
+    assert start("dpo", "run_dir=cut", *DPO, "--resume") == 0
+    same_end(caller / "run", caller / "cut", 4)
+
+
+def test_a_reference_belongs_to_its_model_arm_and_forward(caller, capsys):
+    words = ["data.arm=a", *PAIRS]
+    assert start("reference", "run_dir=ref", *words) == 0
+    rows = [f"data.source={caller}/ref/pairs.jsonl", "data.arm=a", "data.rows=none", "reference=ref/reference.cache"]
+    run = [*(word for word in DPO if not word.startswith("data.")), "eval.enabled=false", "train.max_steps=1"]
+    assert start("dpo", "run_dir=one", *run, *rows) == 0
+    first = read_history(caller / "one/history.jsonl")[0]
+    assert first["loss"] == pytest.approx(0.6931472, abs=1e-5)
+    capsys.readouterr()
+    save(load(START), caller / "other")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(START / name, caller / "other" / name)
+    assert start("dpo", "run_dir=same", *run, *rows, "model.path=other") == 0, "the same weights in another directory are the same"
+    changed = load(START)
+    with torch.no_grad():
+        changed.model.norm.weight[0] += 0.25
+    save(changed, caller / "other")
+    lines = (caller / "ref/pairs.jsonl").read_text().splitlines()
+    (caller / "fewer.jsonl").write_text("\n".join(lines[1:]) + "\n")
+    for more, told in (
+        (["data.arm=b"], "arm is a there and b here"),
+        (["model.path=other"], "weights is"),
+        (["model.dtype=bfloat16"], "dtype is"),
+        ([f"data.source={caller}/fewer.jsonl"], "rows is"),
+        (["data.max_length=200"], "max_length is"),
+        (["forward_impl=cpu_per_document"], "forward_impl is sdpa_causal there and cpu_per_document here"),
+        (["reference=absent.cache"], "absent.cache"),
+        (["preference.loss=simpo"], "no reference"),
+    ):
+        assert start("dpo", "run_dir=no", *run, *rows, *more) == 2, more
+        assert told in capsys.readouterr().err and not (caller / "no").exists()
+    content = (caller / "ref/reference.cache").read_bytes()
+    (caller / "ref/reference.cache").write_bytes(content[:-8])
+    assert start("dpo", "run_dir=no", *run, *rows) == 2 and "not whole" in capsys.readouterr().err
+
+
+def test_dpo_runs_the_forward_of_its_reference(caller):
+    assert start("reference", "run_dir=ref", *PAIRS, "forward_impl=cpu_per_document") == 0
+    run = [*(word for word in DPO if not word.startswith("data.")), "eval.enabled=false"]
+    rows = [f"data.source={caller}/ref/pairs.jsonl", "reference=ref/reference.cache"]
+    assert start("dpo", "run_dir=run", *run, *rows) == 0
+    state = json.loads((caller / "run/checkpoints/step-000004/trainer.json").read_text())["state"]
+    assert state["environment"]["forward_impl"] == "cpu_per_document"
+
+
+def test_a_lora_run_has_its_frozen_base_as_reference(caller):
+    """R070: no cache, nothing but the adapter is trained, step 0 is exactly ln 2."""
+    words = [*DPO, "lora.rank=4", "lora.alpha=8", "eval.enabled=false"]
+    assert start("dpo", "run_dir=run", *words) == 0
+    history = read_history(caller / "run/history.jsonl")
+    assert history[0]["loss"] == pytest.approx(0.6931472, abs=1e-6) and history[0]["margin"] == 0.0 and history[-1]["margin"] > 0
+    assert (caller / "run/checkpoints/step-000004/adapter_model.safetensors").exists()
+    assert start("grpo", "run_dir=grpo", *GRPO, "lora.rank=4", "policy.kl=0.1") == 0
+    lines = read_history(caller / "grpo/history.jsonl")
+    assert all(line["kl"] < 0.2 for line in lines if line["trained_tokens"]) and lines[0]["kl"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("more", [[], ["prm.head=value"], ["kind=outcome"]])
+def test_prm_learns_and_resumes(caller, more):
+    assert start("prm", "run_dir=run", *PRM, *more) == 0
+    told = result(caller / "run")
+    assert {"step_auc", "step_accuracy", "base_rate"} <= told["metrics"]["after"].keys()
+    cut(caller / "run", caller / "cut", 1)
+    assert start("prm", "run_dir=cut", *PRM, *more, "--resume") == 0
+    same_end(caller / "run", caller / "cut", 4)
+
+
+def test_prm_on_pairs(caller):
+    words = [word.replace("data.", "pairs.") for word in PRM if word.startswith("data.")]
+    words += [word for word in PRM if not word.startswith("data.")]
+    assert start("prm", "run_dir=run", "kind=pairwise", "prm.head=value", *words) == 0
+    assert 0 <= result(caller / "run")["metrics"]["after"]["pair_accuracy"] <= 1
+
+
+def test_ppo_shows_true_accuracy_beside_the_reward_model_s_and_resumes(caller):
+    words = [*PPO, *reward_model(caller), "eval.enabled=false"]
+    assert start("ppo", "run_dir=run", *words) == 0
+    history = read_history(caller / "run/history.jsonl")
+    for line in history:
+        assert {"accuracy", "prm_reward", "step_score", "reward_kl", "kl", "value_loss", "explained_variance"} <= line.keys()
+        assert "reward" not in line and line["ratio"] == pytest.approx(1, abs=1e-5)
+    policy = load(caller / "run/checkpoints/step-000004")  # R145: a plain model; the critic is in the trainer's own file
+    assert sorted(policy.state_dict()) == sorted(load(START).state_dict())
+    for step in (1, 3):
+        cut(caller / "run", caller / f"cut{step}", step)
+        assert start("ppo", f"run_dir=cut{step}", *words, "--resume") == 0
+        same_end(caller / "run", caller / f"cut{step}", 4)
+
+
+def test_ppo_learns_from_the_reward_model_alone(caller):
+    """All skipped: with every answer cut off and left out nothing moves; the critic neither."""
+    words = [*PPO, *reward_model(caller), "eval.enabled=false", "rollout.max_new_tokens=1", "rollout.overlong=mask"]
+    assert start("ppo", "run_dir=run", *words, "optimizer.weight_decay=0.1") == 0
+    after = load(result(caller / "run")["checkpoint"])
+    assert all(torch.equal(a, b) for a, b in zip(load(START, dtype=torch.float32).parameters(), after.parameters(), strict=True))
+    state = json.loads((caller / "run/checkpoints/step-000004/trainer.json").read_text())["state"]
+    assert state["counters"]["applied"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["critic.gamma=0.99"], "critic.gamma is 0.99"),
+        (["prm.path=judge"], "label_token_ids"),
+        (["model.path=elsewhere"], "prm.path is unset"),
+        (["policy.kl=0"], "kl_in is reward"),
+        (["launch.nproc=2"], "one process"),
+        (["--config", "tbd.toml"], "prm.path"),
+        (["critic.lam=2"], "critic.lam"),
+        (["prm.path=judge", "prm.label_token_ids=[5,5]"], "two different"),
+    ],
+)
+def test_ppo_refuses_before_any_weight_is_read(caller, capsys, monkeypatch, words, told):
+    (caller / "tbd.toml").write_text('[prm]\npath = "[TBD]"\n')
+
+    def unread(*args, **more):
+        raise AssertionError("weights were read")
+
+    for module in ("_rl", "ppo"):
+        monkeypatch.setattr(f"{module}.build_model", unread)
+    assert start("ppo", "run_dir=run", *PPO, *words) == 2
+    assert told in capsys.readouterr().err and not (caller / "run").exists()
+
+
+def test_path_bias_is_bound_to_its_checkpoint(caller, capsys):
+    assert start("path_bias", "run_dir=bias", "prompts=8", "max_new_tokens=16") == 0
+    report = json.loads((caller / "bias/path_bias.json").read_text())
+    assert len(report["weights"]) == 64 and report["differences"]["sampler - sdpa_causal"]["mean_size"] < 1e-5
+    words = [*PPO, *reward_model(caller), "eval.enabled=false", "train.max_steps=1", "path_bias=bias/path_bias.json"]
+    assert start("ppo", "run_dir=run", *words) == 0
+    changed = load(START)
+    with torch.no_grad():
+        changed.model.norm.weight[0] += 0.25
+    save(changed, caller / "other")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(START / name, caller / "other" / name)
+    assert start("ppo", "run_dir=no", *words, "model.path=other") == 2
+    assert "other weights" in capsys.readouterr().err and not (caller / "no").exists()
+    assert start("ppo", "run_dir=no", *words, "path_bias_limit=0") == 2
+
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (STAGES / "configs").glob("*.toml") if p.name.startswith(tuple(STAGE))))
+def test_a_shipped_configuration_plans_and_takes_a_step(caller, capsys, name):
+    """Every one on a tiny model in the place of its own; Mistral's also plan without weights, as a person without them would."""
+    stage = name.split("_")[0]
+    path = STAGES / "configs" / name
+    config_class = STAGE[stage][0]
+    config = load_configuration(config_class, path)
+    tiny = {"vocab_size": 1500, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = init(ModelConfig(**tiny, num_key_value_heads=1, max_position_embeddings=4096), 0, torch.bfloat16)
+    assert type(make_optimizer(config.optimizer, model.named_parameters(), seed=0)).__name__ == "AdamW8bit"
+    save(model, caller / "tiny")
+    shutil.copy(START / "tokenizer.json", caller / "tiny/tokenizer.json")
+    settings = json.loads((START / "tokenizer_config.json").read_text())
+    (caller / "tiny/tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": CHAT}))
+    (caller / "data").mkdir()
+    turns = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "15"}]
+    argilla = {
+        "chosen": turns,
+        "rejected": [turns[0], {"role": "assistant", "content": "16"}],
+        "chosen-rating": 5.0,
+        "rejected-rating": 1.0,
+    }
+    (caller / "data/ultrafeedback_binarized.jsonl").write_text("".join(json.dumps(argilla) + "\n" for _ in range(40)))
+    step = {"completions": [{"text": "7+12=19.", "rating": 1}], "chosen_completion": 0, "human_completion": None}
+    labelled = [{"question": {"problem": f"How many {i}?"}, "label": {"steps": [step], "finish_reason": "solution"}} for i in range(60)]
+    (caller / "data/prm800k_phase2_train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    if "mistral" in name:
+        assert start(stage, "--config", str(path), "--dry-run") == 0
+        assert "13.50 GiB" in (told := capsys.readouterr().out) and "optimizer state (adamw8bit)" in told
+    small = ["--config", str(path), "run_dir=run", "model.path=tiny", "model.tokenizer=none", "model.dtype=bfloat16"]
+    small += ["train.max_steps=1", "train.global_batch=8", "train.micro_batch=4", "eval.enabled=false", "checkpoint.every=0"]
+    small += ["schedule.warmup_steps=0"]
+    if stage in ("grpo", "ppo"):
+        small += ["rollout.max_new_tokens=8", "data.rows=8", "data.max_prompt=3000"]
+    if stage in ("dpo",):
+        small += ["data.rows=24", "data.max_length=2048"]
+    if stage == "ppo":
+        judge = ["run_dir=judge", "prm.label_token_ids=" + str(config.prm.label_token_ids), "model.path=tiny", "model.dtype=bfloat16"]
+        labels = [{"prompt": "a", "steps": ["b"], "labels": [1]}]
+        (caller / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
+        judge += ["data.source=steps.jsonl", "data.held_out=0", "train.max_steps=1", "train.global_batch=1", "train.micro_batch=1"]
+        assert start("prm", *judge, "schedule.warmup_steps=0", "eval.enabled=false") == 0
+        small += ["prm.path=judge", "prm.step_end=."]
+    assert start(stage, *small, "--dry-run") == 0
+    assert start(stage, *small) == 0
+    line = read_history(caller / "run/history.jsonl")[0]
+    assert line["step"] == 1 and (line["loss"] is None or line["grad_norm"] is not None)

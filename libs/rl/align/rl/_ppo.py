@@ -44,7 +44,9 @@ class PpoCredit:
             raise RlError(f"policy.kl is {policy.kl} and the reference model {'given' if reference else 'absent'}; they go together")
         self._model, self._critic, self._prm, self._scorer, self._scores = model, critic, prm, scorer, scores
         self._config, self._critic_config, self._policy, self._reference = config, critic_config, policy, reference
-        self._step_ends, self._eos = step_ends, set(eos_ids)
+        self._eos = set(eos_ids)
+        # A model's vocabulary may be longer than its tokenizer's: what has no text ends no step.
+        self._step_ends = {token for token, ends in enumerate(step_ends) if ends}
         self._need_old = inner_steps > 1 or policy.kl > 0
 
     def annotate(self, rollouts: list[Rollout]) -> None:
@@ -94,7 +96,7 @@ class PpoCredit:
     def _ends(self, each: Rollout) -> list[bool]:
         last = len(each.ids) - 1
         ended = self._config.answer and not each.truncated
-        return [(self._step_ends[token] and token not in self._eos) or (ended and at == last) for at, token in enumerate(each.ids)]
+        return [(token in self._step_ends and token not in self._eos) or (ended and at == last) for at, token in enumerate(each.ids)]
 
 
 def _explained(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
