@@ -133,6 +133,8 @@ F \frac{1}{0} ~ \frac{2}{0}
 F \frac{5\cdot 0}{0} ~ 5
 F \frac{5\cdot 0}{0} ~ 0
 F 0^0 ~ 1
+F \frac{\ln 0}{\ln 0} ~ 1
+F \tan\frac{\pi}{2}-\tan\frac{\pi}{2} ~ 0
 F \infty-\infty ~ 0
 F \frac{0}{0} ~ 0
 T 101_2 ~ 5
@@ -157,6 +159,19 @@ F 5 >> I guess $5$. Final: \boxed{\unknown}
 F 5 >> <think>\boxed{5}</think> I do not know.
 F 5 >> 5 <think>it is \boxed{5}</think> no
 F \sqrt{x}\sqrt{y} ~ \sqrt{xy}
+F |x-1000000| ~ 1000000-x
+F |x-10^{50}| ~ 10^{50}-x
+F |x|+|x-10^{40}| ~ 10^{40}
+F |x-10^7|+|x+10^7| ~ 2\cdot10^7
+T |x-1000000| ~ |1000000-x|
+F \sqrt{(x-10^{50})^2} ~ 10^{50}-x
+F \sqrt{x^2-2000000x+10^{12}} ~ 10^6-x
+F \max(x,10^9) ~ 10^9
+F \lfloor x+0.01\rfloor ~ \lfloor x\rfloor
+F \lfloor x+y\rfloor ~ \lfloor x\rfloor+\lfloor y\rfloor
+T \lfloor x+3\rfloor ~ 3+\lfloor x\rfloor
+T \lceil x\rceil ~ -\lfloor-x\rfloor
+F \frac{|x-10^8|}{x-10^8} ~ -1
 T x\sqrt{x} ~ x^{3/2}
 T \ln(3+2\sqrt2) ~ 2\ln(1+\sqrt2)
 F \ln(\sqrt2+10^{-400}) ~ \ln\sqrt2
@@ -197,6 +212,7 @@ T -1\frac12 ~ -\frac32
 T 6 >> First \boxed{5}. No: \boxed{6}.
 F 5 >> \boxed{5} or \boxed{6}
 F 1 >> Final answer: x^2 + 2x + 1
+F B >> \boxed{\text{(B)}, 17}
 T 5 >> #### 5
 """
 

@@ -12,6 +12,7 @@ from align.verify._budget import OverBudget, spend, spend_divisor
 from align.verify._closed import vanishes
 from align.verify._exact import exact_value
 from align.verify._normal import normal
+from align.verify._pieces import points
 from align.verify._tree import Node
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
@@ -42,9 +43,9 @@ def same(a: Node, b: Node) -> bool | None:
         a, b, first, second = b, a, second, first
     noise = modular.Noise(first + second)
     found = modular.same(a, b, noise)
-    if found is True:
-        return True
-    if found is False and not constants:
+    if found:
+        return not (_undefined(a) or _undefined(b))
+    if found is False:
         return False
     names = tree.symbols(a) | tree.symbols(b)
     try:
@@ -64,13 +65,23 @@ def same(a: Node, b: Node) -> bool | None:
         return difference == tree.ZERO
     atoms = _atoms(difference)
     found = _formal(difference, (left, right), names, atoms, noise)
-    if found and names and _stepwise(difference):
-        found = _on_integers(difference, sorted(names))
+    if found and names:
+        found = _on_pieces(difference, (left, right), names, atoms, noise)
     if found is True or (found is False and not atoms):
         return found
     if names:
         return False if _refute_function(a, b, names, noise) else None
     return False if _zero_constant(difference) is False else True if vanishes(difference) else None
+
+
+def _undefined(node: Node) -> bool:
+    """Whether a function in a tree is undefined where it stands (ln 0, tan 90°), so that the tree equals nothing."""
+    if not any(item[0] == "f" for item in tree.nodes(node)):
+        return False
+    try:
+        return "undef" in tree.constants(normal(node))
+    except (OverBudget, RecursionError):
+        return False
 
 
 def _cancelled(node: Node) -> Node:
@@ -160,7 +171,7 @@ def _atoms(node: Node) -> set[Node]:
 def _is_atom(node: Node) -> bool:
     tag = node[0]
     if tag == "f":
-        return node[1] not in ("abs", "floor", "ceil", "max", "min", "mod", "cosr", "sinr")
+        return node[1] not in ("abs", "max", "min", "cosr", "sinr")
     return node in (tree.PI, tree.E) if tag == "c" else tag == "^" and node[2][0] != "q"
 
 
@@ -181,8 +192,7 @@ def _formal(difference: Node, sides: tuple[Node, Node], names: set[str], atoms: 
             size = noise.next() % 997 + 2
             value = Fraction(size, noise.next() % 31 + 1) if trial % 2 else Fraction(size)
             values[("s", name)] = -value if negative else value
-        for atom in sorted(atoms, key=tree.text):
-            _give(values, atom, powers.get(atom, ()), Fraction(noise.next() % 9973 + 2, noise.next() % 7 + 1))
+        _give_all(values, atoms, powers, noise)
         found = _zero_at(difference, values)
         if found is False:
             return False
@@ -208,26 +218,21 @@ def _defined(node: Node, values: dict[Node, Read]) -> bool:
     return True
 
 
-def _stepwise(node: Node) -> bool:
-    """Whether the tree has functions that are constant in pieces, which random points do not tell apart."""
-    return any(item[0] == "f" and item[1] in ("floor", "ceil", "mod", "max", "min") for item in tree.nodes(node))
-
-
-def _on_integers(difference: Node, names: list[str]) -> bool | None:
-    """Whether a stepwise function is zero at every small whole number, and half, of its symbols."""
-    reach = 40 if len(names) == 1 else 7 if len(names) == 2 else 3
-    zeros = 0
-    for index in range((2 * reach + 1) ** len(names)):
-        spend(4)
-        values = {}
-        for name in names:
-            index, digit = divmod(index, 2 * reach + 1)
-            values[("s", name)] = Fraction(digit - reach // 4, 2) if len(names) == 1 else Fraction(digit - reach)
+def _on_pieces(difference: Node, sides: tuple[Node, Node], names: set[str], atoms: set[Node], noise: modular.Noise) -> bool | None:
+    """Whether an identity that holds at random points holds on every piece of functions such as |u|, as far as `points` finds them."""
+    powers = _fractional_powers(difference, atoms)
+    zeros, tried = 0, 0
+    for point in points(difference, sorted(names), noise):
+        values: dict[Node, Read] = dict(point)
+        _give_all(values, atoms, powers, noise)
         found = _zero_at(difference, values)
         if found is False:
             return False
+        if found is None and _defined(sides[0], values) != _defined(sides[1], values):
+            return None
         zeros += found is True
-    return True if zeros > reach else None
+        tried += 1
+    return True if not tried or zeros >= 4 else None
 
 
 def _fractional_powers(node: Node, atoms: set[Node]) -> dict[Node, Read]:
@@ -237,6 +242,11 @@ def _fractional_powers(node: Node, atoms: set[Node]) -> dict[Node, Read]:
         if item[0] == "^" and item[2][0] == "q" and item[2][1].__class__ is not int and item[1] in atoms:
             found.setdefault(item[1], set()).add(item[2][1])
     return found
+
+
+def _give_all(values: dict[Node, Read], atoms: set[Node], powers: dict[Node, Read], noise: modular.Noise) -> None:
+    for atom in sorted(atoms, key=tree.text):
+        _give(values, atom, powers.get(atom, ()), Fraction(noise.next() % 9973 + 2, noise.next() % 7 + 1))
 
 
 def _give(values: dict[Node, Read], atom: Node, exponents: Read, root: Fraction) -> None:
@@ -252,9 +262,11 @@ def _give(values: dict[Node, Read], atom: Node, exponents: Read, root: Fraction)
 
 
 def _signs(count: int, noise: modular.Noise) -> list[list[bool]]:
-    """Which symbols are negative in each trial: none, all, each alone, and at random; roots and moduli tell these apart."""
-    patterns = [[False] * count, [True] * count]
-    patterns += [[k == j for k in range(count)] for j in range(count)] if 1 < count <= 4 else []
+    """Which symbols are negative in each trial: all choices for up to three, else none, all, each alone, and at random."""
+    if count <= 3:
+        patterns = [[bool(mask >> k & 1) for k in range(count)] for mask in range(1 << count)]
+    else:
+        patterns = [[False] * count, [True] * count, *([k == j for k in range(count)] for j in range(count if count <= 4 else 0))]
     while len(patterns) < _TRIALS:
         patterns.append([bool(noise.next() & 1) for _ in range(count)])
     return patterns

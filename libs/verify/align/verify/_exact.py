@@ -29,6 +29,8 @@ def _exact(node: Node, values: dict[Node, Read]) -> Read:
         return values.get(node)
     if tag not in ("+", "*", "^", "f"):
         return None
+    if tag == "f" and node in values:
+        return values[node]
     parts: list[Read] = []
     for part in node[2:] if tag == "f" else node[1:]:
         parts.append(_exact(part, values))

@@ -64,37 +64,33 @@ def is_prime(n: int) -> bool:
     return True
 
 
-class Unsupported(Exception):
-    """Not a rational function of its symbols."""
-
-
 class _Pole(Exception):
     """The point hits a pole."""
 
 
 def same(a: Node, b: Node, noise: Noise) -> bool | None:
-    """Whether two rational functions are one; None when they are none. π, e and i count as symbols: "True" holds, "False" does not then."""
+    """Whether two expressions are one rational function of their symbols, constants, roots and functions, each taken for a variable.
+
+    None: they are not, and hold more than symbols, between which there may be relations.
+    """
     agreed = 0
-    try:
-        for _ in range(6):
-            prime = noise.prime()
-            point: dict[Node, int] = {}
-            spend(400)
-            try:
-                if evaluate(a, prime, point, noise) != evaluate(b, prime, point, noise):
-                    return False
-            except _Pole:
-                continue
-            agreed += 1
-            if agreed == 2:
-                return True
-    except Unsupported:
-        pass
+    for _ in range(6):
+        prime = noise.prime()
+        point: dict[Node, int] = {}
+        spend(400)
+        try:
+            if evaluate(a, prime, point, noise) != evaluate(b, prime, point, noise):
+                return False if all(atom[0] == "s" for atom in point) else None
+        except _Pole:
+            continue
+        agreed += 1
+        if agreed == 2:
+            return True
     return None
 
 
 def evaluate(node: Node, p: int, point: dict[Node, int], noise: Noise) -> int:
-    """The value modulo p; `point` gives each symbol its value and is filled as symbols appear."""
+    """The value modulo p; `point` gives each symbol and atom its value and is filled as they appear."""
     tag = node[0]
     spend(1)
     if tag == "q" or tag == "d":
@@ -106,10 +102,6 @@ def evaluate(node: Node, p: int, point: dict[Node, int], noise: Noise) -> int:
         if value.denominator % p == 0:
             raise _Pole
         return int(value.numerator * pow(value.denominator, -1, p) % p)
-    if tag == "s" or tag == "c":
-        if node not in point:
-            point[node] = noise.next() % (p - 2) + 2
-        return point[node]
     if tag == "+":
         total = 0
         for part in node[1:]:
@@ -127,6 +119,6 @@ def evaluate(node: Node, p: int, point: dict[Node, int], noise: Noise) -> int:
         if exponent < 0 and base == 0:
             raise _Pole
         return pow(base, exponent, p)
-    if tag == "^" or tag == "f":
-        raise Unsupported
-    raise Unsupported
+    if node not in point:
+        point[node] = noise.next() % (p - 2) + 2
+    return point[node]

@@ -211,10 +211,39 @@ def _function(name: str, arguments: list[Node]) -> Node:
         return _area(name, first)
     if name == "fact":
         return _factorial(first)
+    if name == "floor":
+        return _floor(first)
+    if name == "ceil":
+        return tree.neg(_floor(tree.neg(first)))
+    if name == "mod" and len(arguments) == 2:
+        whole = _floor(normal(tree.div(first, arguments[1])))
+        return add(first, tree.neg(mul(arguments[1], whole)))
     if name == "abs":
         constant, rest = _positive_part(first)
         return mul(constant, tree.call("abs", rest)) if rest != tree.ONE else constant
     return tree.call(name, *arguments)
+
+
+def _floor(u: Node) -> Node:
+    """⌊v + n⌋ = ⌊v⌋ + n; the floor of a constant is a number where an interval settles it; else an atom."""
+    if u[0] == "*":
+        u = add(*(mul(tree.rational(c), m) for c, m in linear(u)))
+    u = collected(u)
+    if value_of(u) is not None:
+        return tree.call("floor", u)
+    if u[:2] == ("f", "floor"):
+        return u
+    if not tree.symbols(u) and not tree.contains(u, tree.INF):
+        for precision in (64, 256):
+            try:
+                low, high, imaginary = Point({}, precision).at(u)[:3]
+            except (Straddles, Unknown):
+                continue
+            if imaginary is None and low >> precision == high >> precision:
+                return ("q", low >> precision)
+    constant = next((part[1] for part in u[1:] if part[0] == "q"), 0) if u[0] == "+" else 0
+    whole = constant.__floor__()
+    return add(("f", "floor", _sorted(add(u, ("q", -whole)))), ("q", whole)) if whole else ("f", "floor", u)
 
 
 def _sign(node: Node) -> int:

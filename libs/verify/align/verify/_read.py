@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?\s*\.?")
 _CHOICES = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|;|&|,?\s*\band\b|,?\s*\bor\b)\s*\(?[A-Z]\)?){1,25}\.?")
-_CHOICE_TEXT = re.compile(r"\(([A-Z])\)\s*\S.*|([A-Z])[:.)]\s+\S.*", re.S)
+_CHOICE_TEXT = re.compile(r"\(([A-Z])\)\s*(?![\s,;]|and\b|or\b)\S.*|([A-Z])[:.)]\s+\S.*", re.S)
 _CHOICE_MATH = re.compile(r"(?:\(([A-J])\)|([A-J])[.)])\s+(?!\\(?:cup|cap|setminus|cdot|times|in|le|ge|to|or|and)\b)[0-9\\].*", re.S)
 _OTHER_CHOICE = re.compile(r"\([A-Z]\)|\b[A-Z]\)|[,;] *[A-J]\Z")
 _INFINITE = re.compile(r"(?:(positive|\+) ?|(negative|minus|-) ?)?infinity", re.I)
