@@ -152,7 +152,7 @@ def build_data(call: Invocation[BuildDataConfig]) -> int:
         fields |= {"steps": sum(len(shards.manifest["shards"]) for shards in made.values()), "metrics": metrics}
         fields["shards"] = {side: {"digest": shards.digest, **shards.manifest["counts"]} for side, shards in made.items()}
         fields["rows"] = kept.plain()
-        run.finish("done", **fields, wall_s=time.perf_counter() - started, next=following(run_dir, kept, made))
+        run.finish("done", **fields, wall_s=time.perf_counter() - started, next=following(run_dir, kept))
     report(run_dir, kept, made)
     return 0
 
@@ -353,10 +353,14 @@ def show_documents(run: RunDir, made: dict[str, Shards], tokenizer: Tokenizer) -
             run.sample(0, prompt=read, output=trained, tokens=len(example.ids), trained_tokens=int(example.mask[1:].sum()))
 
 
-def following(path: Path, kept: Kept, made: dict[str, Shards]) -> str:
-    if "messages" in kept.kind or kept.kind in ("completion", "text"):
-        return f"./bazelw run //stages:sft -- data.source={rows_path(path, 'train')} model.path=<checkpoint>"
-    return f"rows of kind {kept.kind}: {rows_path(path, 'train')}"
+def following(path: Path, kept: Kept) -> str:
+    """The command that uses what was made."""
+    rows = rows_path(path, "train")
+    if kept.kind == "text":
+        held = f" data.held_out_source={path / 'shards' / 'held_out'}" if "held_out" in kept.sides else ""
+        return f"./bazelw run //stages:pretrain -- data.source={path / 'shards' / 'train'}{held}"
+    stage = {"preference": "dpo", "steps": "prm", "answer": "grpo"}.get(kept.kind, "sft")
+    return f"./bazelw run //stages:{stage} -- data.source={rows} model.path=<checkpoint>"
 
 
 def report(path: Path, kept: Kept, made: dict[str, Shards]) -> None:
@@ -365,7 +369,7 @@ def report(path: Path, kept: Kept, made: dict[str, Shards]) -> None:
     say(f"\nrows     {path / 'rows'}")
     for side in made:
         say(f"shards   {path / 'shards' / side}")
-    say(f"tests    {path / 'tests'}\nreport   {path / 'report.html'}")
+    say(f"tests    {path / 'tests'}\nreport   {path / 'report.html'}\nnext     {following(path, kept)}")
 
 
 if __name__ == "__main__":

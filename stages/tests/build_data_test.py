@@ -88,6 +88,7 @@ def test_a_build_leaves_everything(caller, capsys):
 
     # What a person sees: counts on the screen, the summary page with figures and documents.
     assert "62 read, 59 kept (59 train; kind completion), removed 1 contaminated, 2 copy" in printed.out
+    assert f"next     ./bazelw run //stages:sft -- data.source={run / 'rows/train.jsonl'} model.path=<checkpoint>" in printed.out
     assert "step 6/6" in printed.err and "asked" in printed.out and "1 rows removed" in printed.out
     page = (run / "report.html").read_text()
     assert "rows removed contaminated" in page and ROWS[0]["completion"] in page
@@ -192,7 +193,7 @@ def test_without_the_ingest_library_its_tool_is_called_or_named(caller, capsys, 
     assert told.startswith(f"build_data: {caller / 'bad.parquet'}: is no whole parquet file")
 
 
-def test_text_files(caller):
+def test_text_files(caller, capsys):
     texts = [row["prompt"] for row in ROWS[2:12]]
     (caller / "a.txt").write_text("\n".join(texts[:5]) + "\n\n" + "\n".join(texts[5:]) + "\n")
     (caller / "b.md.gz").write_bytes(gzip.compress(texts[0].encode()))
@@ -204,7 +205,9 @@ def test_text_files(caller):
     assert documents == {
         "file": [f"{first}\n\n{second}", texts[0]], "line": [*texts, texts[0]], "paragraph": [first, second, texts[0]],
     }  # fmt: skip
+    capsys.readouterr()
     assert start("run_dir=split", "data.sources=a.txt", "shards.max_length=20", "shards.overlong=split") == 0
+    assert f"next     ./bazelw run //stages:pretrain -- data.source={caller / 'split/shards/train'}" in capsys.readouterr().out
     shards = open_shards(caller / "split/shards/train")
     assert max(shards.lengths) == 20 and shards.tokens == open_shards(caller / "file/shards/train").lengths[0]
 

@@ -81,6 +81,7 @@ def test_preferences():
     assert [turn["content"] for turn in rows[1]["prompt"]] == ["Hi", "Hello.", "Name a colour."]
     assert (rows[1]["chosen"], rows[1]["rejected"], len(rows)) == ("Blue.", "No.", 2)
     assert dropped == {"same": 1, "tie": 1, "empty": 1}
+    assert preference_rows(rows)[0] == rows  # our own form too
 
 
 def test_solution_pairs():

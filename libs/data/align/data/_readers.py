@@ -106,8 +106,9 @@ def preference_rows(source: Source) -> tuple[list[dict[str, Any]], Counter[str]]
     """UltraFeedback, binarized (Cui et al. 2023; Argilla's and the H4 team's form): rows {"prompt", "chosen", "rejected"}, and what was
     dropped, counted.
 
-    chosen and rejected are strings, or conversations that differ in the last turn; then the prompt is what comes before it: a string for
-    one user turn, else the messages. Dropped: "same" (both answers equal), "tie" (ratings equal), "empty" (an answer without text).
+    chosen and rejected are strings beside a prompt (a string or messages: our own rows too), or conversations that differ in the last turn;
+    then the prompt is what comes before it: a string for one user turn, else the messages. Dropped: "same" (both answers equal), "tie"
+    (ratings equal), "empty" (an answer without text).
     """
     rows: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
@@ -221,11 +222,17 @@ def _last_turn(raw: dict[str, Any], side: str, place: str) -> tuple[Any, str]:
     """What comes before the answer, and the answer."""
     turns = raw[side]
     if isinstance(turns, str):
-        return _texts(raw, place, "a preference row", "prompt")[0], turns
-    for turn in turns:
-        if not isinstance(turn, dict) or not isinstance(turn.get("role"), str) or not isinstance(turn.get("content"), str):
-            raise DataError(f"{place}: {side} must be messages with role and content, strings both")
+        prompt = raw.get("prompt")
+        return _turns(prompt, "prompt", place) if isinstance(prompt, list) else _texts(raw, place, "a preference row", "prompt")[0], turns
+    _turns(turns, side, place)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
         raise DataError(f"{place}: {side} must be a question and end with the assistant's turn")
     before = [{"role": turn["role"], "content": turn["content"]} for turn in turns[:-1]]
     return (before[0]["content"] if len(before) == 1 and before[0]["role"] == "user" else before), turns[-1]["content"]
+
+
+def _turns(turns: list[Any], field: str, place: str) -> list[Any]:
+    for turn in turns:
+        if not isinstance(turn, dict) or not isinstance(turn.get("role"), str) or not isinstance(turn.get("content"), str):
+            raise DataError(f"{place}: {field} must be messages with role and content, strings both")
+    return turns
