@@ -117,9 +117,9 @@ def mixture(count: int, share: float, faults: dict[str, set[str]], prefix: str, 
 def test_ten_thousand_checks_on_the_scripted_repl():
     jobs = mixture(10_000, 0.03, FAKE_FAULTS, "-- fake: ", seed=11)
     limits = Limits(seconds=4, memory_bytes=150 << 20, reply_bytes=2 << 20)
-    counts = soak(fake_toolchain(), "", jobs, limits, 4, Assassin(b"fake_repl", 40))
+    counts = soak(fake_toolchain(), "", jobs, limits, 4, Assassin(b"fake_repl", 100))
     wanted = sum("accept" in statuses for _, statuses in jobs)
-    assert wanted - counts["accept"] <= 5  # shot twice in a row
+    assert wanted - counts["accept"] <= 10  # shot twice in a row
     assert counts["accept"] + counts["reject"] + counts["crash"] + counts["timeout"] + counts["resource"] == 10_000
 
 

@@ -17,6 +17,8 @@ Status = Literal["accept", "reject", "timeout", "resource", "crash"]
 _SORRY = re.compile(r"declaration uses ['`‘]sorry['`’]")  # v4.9 quotes, later versions use backticks
 _UNIVERSE = re.compile(r"unknown universe level ['`‘]([^'`’\s]+)['`’]")
 _MOST_UNIVERSES = 8
+_SHAPE = re.compile(r"(\w+)(?:\.\{[^{}]*\})?\s+:\s+(\w+)(?:\.\{[^{}]*\})?")  # what #check says of a theorem without binders
+_AXIOMS = re.compile(r"'(\w+)' depends on axioms:\s*\[(.*)\]", re.DOTALL)
 _OUT_OF_MEMORY = ("failed to create thread", "out of memory", "bad_alloc", "Cannot allocate memory", "mmap")
 
 
@@ -188,11 +190,12 @@ class _Proof:
         if _sorries(reply):
             raise _Rejected("sorry", "the proof rests on sorry")
         said = [m["data"].strip() for m in reply["messages"] if m["severity"] in ("info", "information")]
-        checks = [text for text in said if text.startswith((f"{final} ", f"{final}."))]
+        checks = [text for text in said if text.startswith(final)]
         axioms = [found for text in said if (found := _axioms(text, final)) is not None]
         if len(checks) != 1 or len(axioms) != 1:  # no error and no answer: this is not the reply to the question
             raise Fault("garbage", f"a reply without the answers asked for: {said[:2]!r}"[:500])
-        if not re.fullmatch(rf"{final}(\.\{{[^{{}}]*\}})? : {target}(\.\{{[^{{}}]*\}})?", checks[0]):
+        shape = _SHAPE.fullmatch(checks[0])
+        if not shape or shape.groups() != (final, target):
             raise _Rejected("statement_mismatch", f"the closing theorem is not the statement itself: {checks[0]}"[:500])
         beyond = [axiom for axiom in axioms[0] if axiom not in self.policy.axioms]
         if beyond:
@@ -213,5 +216,5 @@ def _axioms(answer: str, name: str) -> tuple[str, ...] | None:
     one."""
     if answer == f"'{name}' does not depend on any axioms":
         return ()
-    found = re.fullmatch(rf"'{name}' depends on axioms:\s*\[(.*)\]", answer, re.DOTALL)
-    return tuple(part for part in re.split(r"[,\s]+", found[1]) if part) if found else None
+    found = _AXIOMS.fullmatch(answer)
+    return tuple(part for part in re.split(r"[,\s]+", found[2]) if part) if found and found[1] == name else None
