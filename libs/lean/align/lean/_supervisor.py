@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 TICK_S = 0.02  # memory fills at 2.4 GiB/s: 49 MiB a tick
+WALK_TICKS = 5  # how often the process trees are looked through for new processes: a REPL starts none
 BUSY_TICK_S = 0.003  # while something is being killed
 STDERR_KEPT = 4096
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -39,6 +40,30 @@ class Worker:
         self.peak = 0
         self.tail = b""
         self.wanted = False  # the parent waits for its end
+        self.members: dict[int, int] = {}  # its processes, each with an open /proc/<pid>/statm
+        self.walk()
+
+    def walk(self) -> None:
+        """Looks for processes that are new in the tree or gone from it."""
+        pids = tree(self.pid)
+        for pid in set(self.members) - set(pids):
+            os.close(self.members.pop(pid))
+        for pid in set(pids) - set(self.members):
+            with suppress(OSError):
+                self.members[pid] = os.open(f"/proc/{pid}/statm", os.O_RDONLY)
+
+    def resident(self) -> int:
+        """Resident bytes of the tree, pages shared with files or between its processes included."""
+        total = 0
+        for fd in self.members.values():
+            with suppress(OSError, IndexError):  # gone since
+                total += int(os.pread(fd, 200, 0).split()[1])
+        return total * _PAGE
+
+    def forget(self) -> None:
+        """Closes what is open on the tree."""
+        while self.members:
+            os.close(self.members.popitem()[1])
 
 
 # Processes, by /proc.
@@ -74,15 +99,6 @@ def tree(pid: int) -> list[int]:
     for known in found:  # grows while it is walked
         found += [child for child in children(known) if child not in found]
     return found
-
-
-def resident(pid: int) -> int:
-    """Resident bytes, shared pages included; 0 for a process that is gone."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, IndexError):
-        return 0
 
 
 def private(pid: int) -> int:
@@ -133,7 +149,7 @@ class Supervisor:
         return fd
 
     def run(self) -> None:
-        next_look = 0.0
+        next_look, ticks = 0.0, 0
         while True:
             busy = self.strays or any((w.wanted or w.why) and w.status is None for w in self.workers.values())
             wait = BUSY_TICK_S if busy else TICK_S if self.workers else None
@@ -148,8 +164,8 @@ class Supervisor:
             self._reap()
             now = time.monotonic()
             if now >= next_look or busy or self.strays:
-                next_look = now + TICK_S
-                self._look()
+                next_look, ticks = now + TICK_S, ticks + 1
+                self._look(busy or self.strays or ticks % WALK_TICKS == 0)
             self._tell()
 
     def _message(self) -> bool:
@@ -219,20 +235,22 @@ class Supervisor:
                 worker.peak = max(worker.peak, usage.ru_maxrss * 1024)
                 self.strays = True  # what it left behind is ours now
 
-    def _look(self) -> None:
-        """Memory of each child's tree against its cap; and nobody without a living Lean child above."""
-        lost = [pid for pid in children(os.getpid()) if pid not in self.by_pid]
-        for pid in lost:
-            kill_tree(pid)
-        self.strays = bool(lost)
+    def _look(self, walk: bool) -> None:
+        """Memory of each child's tree against its cap; and, when it walks, nobody without a living Lean child above."""
+        if walk:
+            lost = [pid for pid in children(os.getpid()) if pid not in self.by_pid]
+            for pid in lost:
+                kill_tree(pid)
+            self.strays = bool(lost)
         for worker in self.by_pid.values():
             if worker.why:
                 kill_tree(worker.pid)  # a fork that raced the first kill
                 continue
-            pids = tree(worker.pid)
-            total = sum(map(resident, pids))
+            if walk:
+                worker.walk()
+            total = worker.resident()
             worker.peak = max(worker.peak, total)
-            if total > worker.memory and sum(map(private, pids)) > worker.memory:
+            if total > worker.memory and sum(map(private, worker.members)) > worker.memory:
                 worker.why = "memory"
                 kill_tree(worker.pid)
 
@@ -243,6 +261,7 @@ class Supervisor:
             if worker.stderr in self.by_stderr:
                 self._drain(worker.stderr)
                 self._close_stderr(worker)
+            worker.forget()
             del self.workers[worker.number]
             told = {
                 "op": "gone",
