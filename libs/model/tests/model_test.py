@@ -292,11 +292,10 @@ def test_varlen_asks_torch_for_the_same_attention(monkeypatch, window, newer):
         return reference(*args, **options)
 
     monkeypatch.setattr(varlen, "varlen_attn", with_gqa if newer else reference)
-    monkeypatch.setattr(_attention, "_varlen_parameters", lambda: {"enable_gqa"} if newer else set())
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 8, heads, 4, generator=generator) for heads in (4, 2, 2))
     ends = torch.tensor([0, 5, 8, 16, 16], dtype=torch.int32)
-    packed = _attention.Context("varlen", ends=ends, longest=8)
+    packed = _attention._varlen_context(ends, 8)
     expected = _attention.Context("cpu_per_document", spans=((0, 5), (5, 8), (8, 16)))
     ours, theirs = (_attention.attend(q, k, v, context, 0, window) for context in (packed, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -64,7 +64,7 @@ def test_compiled_blocks_compute_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "COMPILER", "eager")  # traced, not translated: no C++ compiler is needed
     plain, _ = run_to_the_end(tmp_path / "plain", packing=False, train__max_steps=2)
     trainer, _, module = made(tmp_path / "compiled", packing=False, train__max_steps=2, train__compile=True)
-    assert all(block._compiled_call_impl is not None for block in module.model.blocks)
+    assert all(hasattr(block.forward, "_torchdynamo_orig_callable") for block in module.model.blocks)
     assert state_of(trainer.fit())["model.safetensors"] == state_of(plain)["model.safetensors"]
 
 

@@ -1,7 +1,7 @@
 """Attention by name: every implementation computes the same function, and its name is recorded wherever log-probs are stored."""
 
-import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -43,6 +43,8 @@ class Context:
     masks: dict[Any, Tensor] = field(default_factory=dict)  # window -> mask, built once
     ends: Tensor | None = None  # varlen: (S + 1,) int32 on the device
     longest: int = 0  # varlen: no document is longer
+    kernel: Callable[..., Any] | None = None  # varlen: torch's
+    says_gqa: bool = False  # varlen: whether it wants to be told of fewer key heads
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window: int | None) -> Tensor:
@@ -75,23 +77,21 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, window: int | None, context: Contex
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:
     """torch 2.11 says "causal" by the window and takes fewer key heads as they are; 2.13 wants enable_gqa=True for them."""
-    assert context.ends is not None
-    grouped = q.shape[2] != k.shape[2]
+    assert context.kernel is not None
     options: dict[str, Any] = {"window_size": (-1 if window is None else window - 1, 0)}
-    if "enable_gqa" in _varlen_parameters():
-        options["enable_gqa"] = grouped
+    if context.says_gqa:
+        options["enable_gqa"] = q.shape[2] != k.shape[2]
     flat = (q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
+    out: Tensor = context.kernel(*flat, context.ends, context.ends, context.longest, context.longest, **options)
+    return out.view(q.shape[0], q.shape[1], -1)
+
+
+def _varlen_context(ends: Tensor, longest: int) -> Context:
+    """All that a compiled block would stumble over is looked up here."""
     from torch.nn.attention.varlen import varlen_attn
 
-    out: Tensor = varlen_attn(*flat, context.ends, context.ends, context.longest, context.longest, **options)
-    return out.view(*q.shape[:2], -1)
-
-
-@functools.cache
-def _varlen_parameters() -> frozenset[str]:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return frozenset(inspect.signature(varlen_attn).parameters)
+    says_gqa = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    return Context("varlen", ends=ends, longest=longest, kernel=varlen_attn, says_gqa=says_gqa)
 
 
 def _per_document(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:
@@ -177,14 +177,14 @@ def context_for(
             raise ModelError("cu_seqlens and cache were both given; packed rows have no cache")
         return _cache_context(cache, batch, length, position_ids)
     if cu_seqlens is not None and wanted == "varlen" and position_ids is not None:
-        return Context(wanted, ends=cu_seqlens, longest=max_seqlen or batch * length), position_ids
+        return _varlen_context(cu_seqlens, max_seqlen or batch * length), position_ids
     if cu_seqlens is not None:
         spans = _spans(cu_seqlens, batch * length)
         if position_ids is None:
             starts = torch.cat([torch.arange(b - a, device=cu_seqlens.device) for a, b in spans])
             position_ids = starts.view(batch, length)
         if wanted == "varlen":
-            return Context(wanted, ends=cu_seqlens, longest=max(b - a for a, b in spans)), position_ids
+            return _varlen_context(cu_seqlens, max(b - a for a, b in spans)), position_ids
         return Context(wanted, spans=spans), position_ids
     if position_ids is not None and position_ids.device.type == "cpu" and bool((position_ids[:, 1:] == 0).any()):
         raise ModelError("position_ids begin again within a row, which is one sequence without cu_seqlens; give cu_seqlens")

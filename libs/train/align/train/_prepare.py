@@ -31,8 +31,8 @@ def prepare(model: nn.Module, config: TrainerConfig, ranks: Ranks) -> None:
         if isinstance(module, Decoder):
             module.checkpointing = config.train.checkpointing
     if config.train.compile:
-        for block in blocks:
-            block.compile(backend=COMPILER)
+        for block in blocks:  # the forward alone: the hooks of sharding and recomputation stay outside
+            block.forward = torch.compile(block.forward, backend=COMPILER)  # type: ignore[method-assign]
     if ranks.world > 1:
         _shard(model, blocks, config.train, ranks)
 

@@ -84,7 +84,10 @@ def join(device: str) -> Ranks:
             raise TrainError(f"launch.nproc asks for GPU {local_rank} and this machine has {torch.cuda.device_count()}; lower launch.nproc")
         torch.cuda.set_device(local_rank)
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        if device == "cuda":
+            dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+        else:
+            dist.init_process_group("gloo")
     group, saver = (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
     return Ranks(rank, world, local_rank, group, saver)
 

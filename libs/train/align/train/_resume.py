@@ -21,7 +21,8 @@ from align.train._module import TrainModule
 
 # What may change on a resume. Sections end with a dot. Everything else is refused unless --allow-change names it.
 MAY_CHANGE = ("run_dir", "train.max_steps", "train.max_hours", "train.log_every", "train.threads", "train.per_rank_optimizer_state",
-              "checkpoint.", "eval.", "launch.")  # fmt: skip
+              "train.hang_timeout", "train.profile", "train.peak_tflops", "checkpoint.", "eval.", "launch.", "lora.base_name",
+              "lora.save_merged")  # fmt: skip
 OPTIMIZER_STATE = "optimizer.state"  # allow-change of it goes on with a fresh optimizer
 
 
