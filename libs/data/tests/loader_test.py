@@ -1,5 +1,6 @@
 """Cursor, batches, loader: every token once an epoch, no target across a boundary, exact resume on any number of ranks."""
 
+import contextlib
 import json
 from collections import Counter
 from itertools import pairwise
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.data import Cursor, DataError, Encoded, Example, Loader, eval_batches
+from align.data import Cursor, DataError, Encoded, Example, Loader, Prefetch, eval_batches
 
 PAD = 999_999
 
@@ -141,6 +142,37 @@ def test_resume_at_every_step_on_any_number_of_ranks(packing):
         again = loader_of(encoded, packing=packing, window=16)
         again.load_state_dict(ranks[-1].state_dict())
         assert order(again, min(9, total - at - 1)) == steps[at + 1 : at + 10]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_rest_of_an_epoch_is_the_same_from_every_step_with_other_ranks_and_workers(packing):
+    """Ranks and prefetch depths (0: no thread) change at the resume, and the state is one that yet another shape of run has saved."""
+    encoded = encoded_of([2 + (7 * i) % 39 for i in range(64)])
+    options = {"packing": packing, "window": 24}
+    whole, count = loader_of(encoded, **options), 1
+    while whole.next_step().epoch < 1:
+        count += 1
+    saver = [loader_of(encoded, **options, rank=rank, world=2, micro_batch=2) for rank in range(2)]
+    plain = loader_of(encoded, **options)
+    expected = [Counter(plain_ids(plain.next_step().documents, encoded)) for _ in range(count)]
+    for at in range(count):
+        state = json.loads(json.dumps(saver[1].state_dict()))
+        for world, depth in ((1, 0), (1, 3), (2, 1), (4, 2)):
+            with contextlib.ExitStack() as stack:
+                ranks = []
+                for rank in range(world):
+                    loader = loader_of(encoded, **options, rank=rank, world=world)
+                    ranks.append(stack.enter_context(Prefetch(loader, depth=depth)) if depth else loader)
+                    ranks[-1].load_state_dict(state)
+                for step in range(at, count):
+                    batches = [batch for rank in ranks for batch in rank.next_step().micro_batches]
+                    assert sum((check_batch(batch, encoded) for batch in batches), Counter()) == expected[step]
+        for loader in saver:
+            loader.next_step()
+
+
+def plain_ids(documents, encoded):
+    return [token for index in documents for token in encoded.examples[index].ids.tolist()]
 
 
 def test_the_order_depends_on_seed_epoch_and_digest_only():
