@@ -1,6 +1,7 @@
 """What is code and what is not, what a submission may say, and texts cut from data sets. No Lean is started."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -298,3 +299,8 @@ def test_a_repeated_header_is_taken_off():
     assert without_header("import Mathlib\ntheorem t", header) == "theorem t"
     assert without_header("import Other\ntheorem t", header) == "import Other\ntheorem t"
     assert without_header("theorem t", "") == "theorem t"
+
+
+def test_the_readmes_table_has_every_shared_case_once():
+    table = (DATA.parents[1] / "README.md").read_text(encoding="utf-8").partition("## Cases")[2].partition("The expected status")[0]
+    assert sorted(re.findall(r"\b(?:inc|ax|env|out|st|res|ok)_\w+", table)) == sorted(case["id"] for case in CASES)
