@@ -1,18 +1,17 @@
 """The ops on a GPU: are they right, which configuration is best, how fast beside the bandwidth and beside others in the same run.
 
-Run: [ALIGN_PEERS=<folder with liger-kernel and transformers>] python3 libs/kernels/benchmarks/gpu.py --out DIR [--minutes 7.5] [--only a,b]
+Run: [ALIGN_PEERS=<folder with liger-kernel and transformers>] python3 libs/kernels/benchmarks/gpu.py --out DIR [--minutes M] [--only a,b]
 
-Each section is a process of its own, so that a CUDA error ends that section alone. First, all at once and not timed: `check` (every case
-of tests/kernels_cases.py at real shapes against float64) and the compilation of what the sweeps try. Then one after another: the sweeps,
-whose best configurations go to DIR/tuning.json (--write: into the library's table), and the measurements, which use them.
-DIR/kernels_gpu.json has every row. Peers (liger-kernel, transformers) run where ALIGN_PEERS has them; torch, cuDNN, cuBLAS always.
+Parts, all unless --only names some: `pytest` (the tests marked gpu), `check` (the cases of tests/kernels_cases.py, with their errors),
+`tune` (the sweeps: the best configurations go to DIR/tuning.json; --write: into the library's table), and the measurements, which use
+them. Every part is a process of its own, so that a CUDA error ends that part alone. First all of them start at once, import, and compile
+what they will need, while the tests run; then each measures alone. DIR/kernels_gpu.json has every row.
 """
 
 import argparse
 import functools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -29,11 +28,11 @@ from workloads import MODELS, timed
 
 from align import kernels
 from align.kernels import _runtime
+from align.kernels._runtime import Config
 
 HERE = Path(__file__).parent
 TABLE = HERE.parent / "align/kernels/tuning.json"
 START = time.time()
-SHARES = 13  # processes that compile at once
 
 
 def emit(*row: Any) -> None:
@@ -41,63 +40,46 @@ def emit(*row: Any) -> None:
     print(json.dumps([round(x, 5) if isinstance(x, float) else x for x in row]), flush=True)
 
 
-def check() -> None:
+def check(large: bool = True) -> None:
     import kernels_cases
 
     torch.backends.cuda.matmul.allow_tf32 = False
     for name, case in kernels_cases.CASES.items():
         for dtype in (torch.float32, torch.bfloat16):
             try:
-                for op, errors in case("cuda", dtype, True).items():
+                for op, errors in case("cuda", dtype, large).items():
                     emit("check", op, str(dtype)[6:], {k: float(f"{v:.2g}") for k, v in errors.items()})
             except Exception:
                 emit("check", name, str(dtype)[6:], "FAILED " + traceback.format_exc().strip()[-500:])
             torch.cuda.empty_cache()
 
 
-def compile_share(share: int) -> None:
-    """Runs every share-th class of every sweep once, so that the sweeps find their kernels compiled."""
-    for i, case in enumerate(case for group in workloads.TUNING.values() for case in group()):
-        if i % SHARES == share:
-            try:
-                sweep(*case, compile_only=True)
-            except Exception as e:
-                emit("compile", *case[:2], str(e)[:200])
-
-
 def tune(group: str) -> None:
     """Tries every configuration; prints the best, and how much it gains over the default."""
-    for case in workloads.TUNING[group]():
-        sweep(*case, compile_only=False)
+    for op, shape_class, configs, make in workloads.TUNING[group]():
+        sweep("tune", op, shape_class, configs, make)
 
 
-def sweep(op: str, shape_class: str, configs: list[_runtime.Config], make: Callable[[], workloads.Functions], compile_only: bool) -> None:
-    _runtime.trial.clear()
-    try:
-        functions = make()
-    except Exception:
-        emit("tune", op, shape_class, "FAILED " + traceback.format_exc().strip()[-300:])
-        return
-    found = []
+def sweep(section: str, op: str, shape_class: str, configs: list[_runtime.Config], make: Callable[[], workloads.Functions]) -> Config:
+    """Returns and prints the best configuration ({}: what the table or the code says now), its ms, that of {}, of the worst, and how many
+    failed."""
+    functions, found = make(), []
     for config in [{}, *configs]:
         _runtime.trial.clear()
-        _runtime.trial[op] = config
+        if config:
+            _runtime.trial[op] = config
         try:
-            if compile_only:
-                functions[0]()
-            else:
-                found.append((timed(functions, 5, 1.0), config))
+            found.append((timed(functions, 5, 1.0), config))
         except Exception as e:
             if "CUDA error" in str(e):
                 raise
             found.append((float("inf"), config | {"error": str(e)[:80]}))
+    _runtime.trial.clear()
     torch.cuda.empty_cache()
-    if not compile_only:
-        plain = found[0][0]
-        ms, best = min(found[1:], key=lambda f: f[0])
-        failed = sum(f[0] == float("inf") for f in found)
-        worst = max((f[0] for f in found if f[0] < 1e9), default=0.0)
-        emit("tune", op, shape_class, best if ms < plain else {}, ms, plain, worst, failed)
+    (plain, _), (ms, best) = found[0], min(found, key=lambda f: f[0])
+    failed = sum(f[0] == float("inf") for f in found)
+    emit(section, op, shape_class, best, ms, plain, max((f[0] for f in found if f[0] < 1e9), default=0.0), failed)
+    return best
 
 
 def load_tuning(out: Path) -> None:
@@ -122,6 +104,7 @@ def memory() -> None:
 def loss() -> None:
     for model, tokens in (("1.44B", 16384), ("7.25B", 8192), ("7.25B", 16384)):
         m = MODELS[model]
+        options: dict[str, Any]
         for name, options in {"ours": {}, "ours, fp32 weight grad": {"fp32_weight_grad": True}}.items():
             emit("loss", name, model, tokens, *workloads.loss_case(
                 lambda h, w, t, o=options: kernels.linear_cross_entropy(h, w, t, **o) / t.numel(), m, tokens))  # fmt: skip
@@ -137,32 +120,44 @@ def loss() -> None:
 def decode() -> None:
     rate = workloads.copy_rate()
     emit("rate", "copy TB/s", rate / 1e12)
+    few_configurations("decode", workloads.DECODE_FEW)
+    shapes = ((64, 1024, 256, 768), (256, 1024, 256, 768), (64, 1024, 512, 512), (64, 4096, 4000, 4096))
     for model, m in MODELS.items():
-        for rows, room, low, high in ((1, 4096, 2048, 4096), (64, 1024, 256, 768), (256, 1024, 256, 768), (64, 4096, 4000, 4096)):
-            for page in (0, 64, 16):
-                functions, read = workloads.decode_case(rows, m.heads, m.kv_heads, room, low, high, page)
+        for rows, room, low, high in shapes:
+            row = []
+            for page, fused in ((64, True), (64, False), (0, True)):
+                functions, read = workloads.decode_case(rows, m.heads, m.kv_heads, room, low, high, page, fused=fused)
                 ms = timed(functions)
-                emit("decode", f"{model} batch {rows}, {low}-{high} keys, page {page}", ms, read / rate * 1e3 / ms)
-                torch.cuda.empty_cache()
-        rows, room = 64, 4096
-        q, k, v = workloads.rand(rows, m.heads, 1, 128), *(workloads.rand(rows, m.kv_heads, room, 128) for _ in range(2))
+                row += [f"page {page}{' fused' if fused else ''}", ms, round(read / rate * 1e3 / ms, 3)]
+            emit("decode", f"{model} batch {rows}, {low}-{high} keys", *row)
+            torch.cuda.empty_cache()
+        q, k, v = workloads.rand(64, m.heads, 1, 128), *(workloads.rand(64, m.kv_heads, 4096, 128) for _ in range(2))
         try:
             sdpa = timed([lambda q=q, k=k, v=v: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)])
-            emit("decode", f"{model} torch SDPA, batch {rows}, {room} keys", sdpa, k.numel() * 4 / rate * 1e3 / sdpa)
+            emit("decode", f"{model} torch SDPA, batch 64, 4096 keys", sdpa, k.numel() * 4 / rate * 1e3 / sdpa)
         except RuntimeError as e:
             emit("decode", f"{model} torch SDPA", str(e)[:200])
     for rows, size in ((1, 32768), (64, 32768), (256, 32768), (64, 128256)):
-        emit("sample", f"{rows} x {size}", *(timed([workloads.sampling_case(rows, size, f)]) for f in (False, True)))
+        emit("sample", f"{rows} x {size}, plain and filtered", *(timed([workloads.sampling_case(rows, size, f)]) for f in (False, True)))
+
+
+def few_configurations(name: str, configs: list[_runtime.Config]) -> None:
+    """A sweep of a few seconds, over what the last long one did not reach; what follows in this process uses its answers."""
+    for op, shape_class, _, make in workloads.TUNING[name]():
+        if (op, shape_class) in workloads.FEW:
+            best = sweep("try", op, shape_class, configs, make)
+            if best:
+                _runtime.tuning_table().setdefault(torch.cuda.get_device_name(), {}).setdefault(op, {})[shape_class] = best
+                _runtime._tuned.cache_clear()
 
 
 def gemv() -> None:
+    few_configurations("gemv", workloads.GEMV_FEW)
     for outputs, size in workloads.matrices():
         row = []
-        for batch in (1, 2, 4, 8, 16):
+        for batch in (1, 4, 16):
             read = outputs * size * 2
-            ours, torchs = (
-                timed(workloads.gemv_case(op, batch, outputs, size)) for op in (kernels.gemv, torch.nn.functional.linear)
-            )  # fmt: skip
+            ours, torchs = (timed(workloads.gemv_case(op, batch, outputs, size)) for op in (kernels.gemv, torch.nn.functional.linear))
             row += [batch, round(read / ours / 1e9, 3), round(read / torchs / 1e9, 3)]
             torch.cuda.empty_cache()
         emit("gemv", f"{outputs}x{size}", "batch, TB/s, cuBLAS TB/s", *row)
@@ -171,8 +166,8 @@ def gemv() -> None:
 def strict() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    for outputs, size in workloads.matrices():
-        row = []
+    for outputs, size in workloads.matrices()[-5:]:
+        row: list[Any] = []
         for rows in (1, 64, 256, 8192):
             sets = 2 if rows < 1000 else 1
             pairs = [(workloads.rand(rows, size), workloads.rand(outputs, size)) for _ in range(sets)]
@@ -201,7 +196,7 @@ def strict() -> None:
                 emit("strict", f"attention {model}, torch {name}", str(e)[:200])
 
 
-def model(steps: int = 25) -> None:
+def model(steps: int) -> None:
     """Forward + backward of the 1.44B model, 4 x 4096 tokens, random ids."""
     m = MODELS["1.44B"]
     net, tables = lean.Lean(m), workloads.tables()
@@ -214,58 +209,65 @@ def model(steps: int = 25) -> None:
         net.zero_grad(set_to_none=True)
         return value.detach()
 
-    for _ in range(3):
-        step()
-    torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(steps):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        value = step()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) * 1e3)
-    emit(
-        "model", "lean on these ops + cuDNN", statistics.median(times), min(times), torch.cuda.max_memory_allocated() / 2**30, float(value)
-    )
+    workloads.rehearse(lambda: step() and None)
+    emit("model", "lean on these ops + cuDNN", *workloads.steps(step, steps))
 
 
-MEASURED = {"memory": memory, "loss": loss, "decode": decode, "gemv": gemv, "strict": strict, "model": model}
-PEERS = {
-    "memory": [peers.LIGER, "memory"], "loss": [peers.LIGER, "loss"], "model": [peers.HF_LIGER, "25"],
-}  # fmt: skip
+def section(name: str, rest: list[str], out: Path) -> None:
+    workloads.use_own_stream()
+    if name == "check":
+        check()
+    elif name == "check-small":  # for compute-sanitizer, which makes a kernel a hundred times as slow
+        check(large=False)
+    elif name == "tune":
+        workloads.rehearse(lambda: tune(rest[0]))
+        tune(rest[0])
+    elif name == "model":
+        load_tuning(out)
+        model(25)
+    else:
+        load_tuning(out)
+        workloads.rehearse(MEASURED[name])
+        load_tuning(out)  # of the sweeps, which had their turn meanwhile
+        _runtime._tuned.cache_clear()
+        MEASURED[name]()
+
+
+MEASURED: dict[str, Callable[[], None]] = {"memory": memory, "loss": loss, "decode": decode, "gemv": gemv, "strict": strict}
 
 
 class Run:
-    """The parent: starts sections, gathers their rows."""
+    """The parent: starts the parts, gives each its turn, gathers their rows."""
 
     def __init__(self, out: Path, minutes: float) -> None:
-        self.out, self.end, self.rows = out, START + minutes * 60, []  # type: ignore[var-annotated]
+        self.out, self.end = out, START + minutes * 60
+        self.rows: list[list[Any]] = []
 
     def start(self, command: list[str], peer: bool = False) -> "subprocess.Popen[str]":
         paths = [str(HERE), str(HERE.parent), str(HERE.parent / "tests"), os.environ.get("PYTHONPATH", "")]
         paths += [os.environ["ALIGN_PEERS"]] if peer and "ALIGN_PEERS" in os.environ else []
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, *command], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+    def own(self, *arguments: str) -> "subprocess.Popen[str]":
+        return self.start([str(HERE / "gpu.py"), "--out", str(self.out), "--section", *arguments])
 
     def gather(self, name: str, process: "subprocess.Popen[str]", seconds: float) -> None:
         try:
-            out, error = process.communicate(timeout=max(5.0, min(seconds, self.end - time.time())))
+            out, error = process.communicate("go\n", timeout=max(1.0, min(seconds, self.end - time.time())))
         except subprocess.TimeoutExpired:
             process.kill()
             out, error = process.communicate()
             error += "\nstopped: out of time"
-        self.rows += [json.loads(line) for line in out.splitlines() if line.startswith("[")]
-        if name == "pytest":
-            self.rows += [
-                ["pytest", line[:300]] for line in out.splitlines() if line.startswith(("E  ", "FAILED", "ERROR")) or " in " in line[-30:]
-            ]
-        if process.returncode:
+        lines = out.splitlines()
+        self.rows += [json.loads(line) for line in lines if line.startswith("[")]
+        if name.startswith("pytest"):
+            self.rows += [[name, line[:250]] for line in lines if line.startswith(("E  ", "FAILED", "ERROR"))] + [[name, *lines[-1:]]]
+        elif process.returncode:
             self.rows.append([name, "NOT RUN TO ITS END", " | ".join(error.strip().splitlines()[-3:])[-400:]])
         (self.out / "kernels_gpu.json").write_text(json.dumps(self.rows, indent=0))
         print(f"{time.time() - START:5.0f} s  {name} ended, {process.returncode}", flush=True)
-
-    def section(self, *arguments: str) -> list[str]:
-        return [str(HERE / "gpu.py"), "--out", str(self.out), "--section", *arguments]
 
     def save_tuning(self) -> dict[str, Any]:
         ops: dict[str, dict[str, Any]] = {}
@@ -297,48 +299,45 @@ def compact(table: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
+# Groups of tests that take about as long, each a process.
+TESTS = ("attention", "linear or every_time", "decod", "loss", "not (attention or linear or every_time or decod or loss)")
+PEERS = {"peer": [peers.LIGER], "peer-model": [peers.HF_LIGER, "25"]}
+MEASURES = ("memory", "loss", "model", "peer-model", "peer", "decode", "gemv", "strict")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."))
-    parser.add_argument("--minutes", type=float, default=7.5)
-    parser.add_argument("--only", default="check,tune,measure", help="check, tune, measure, or names of sections, comma separated")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--only", default="pytest,check,tune," + ",".join(MEASURES), help="parts, comma separated")
     parser.add_argument("--write", action="store_true", help="write the best configurations into the library's table")
     parser.add_argument("--section", nargs="*", help="for the script itself")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.section:
-        name, *rest = options.section
-        workloads.use_own_stream()
-        if name == "tune":
-            tune(rest[0])
-        elif name == "compile":
-            compile_share(int(rest[0]))
-        elif name == "check":
-            check()
-        else:
-            load_tuning(options.out)
-            MEASURED[name]()
+        section(options.section[0], options.section[1:], options.out)
         return 0
-    run, only = Run(options.out, options.minutes), options.only.split(",")
-    groups = [g for g in workloads.TUNING if "tune" in only or f"tune-{g}" in only]
-    together = [(f"compile {i}", run.start(run.section("compile", str(i)))) for i in range(SHARES if groups else 0)]
+    run, only, groups = Run(options.out, options.minutes), options.only.split(","), []
+    first = []
+    if "pytest" in only:
+        command = ["-m", "pytest", str(HERE.parent), "-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short"]
+        first += [(f"pytest {k}", run.start([*command, "-k", k])) for k in TESTS]
     if "check" in only:
-        together.append(("check", run.start(run.section("check"))))
-        together.append(
-            ("pytest", run.start(["-m", "pytest", str(HERE.parent), "-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short"]))
-        )
-    for name, process in together:
-        run.gather(name, process, 200)
-    for group in groups:
-        run.gather(f"tune {group}", run.start(run.section("tune", group)), 100)
-    table = run.save_tuning()
-    if options.write:
-        write_table(table)
-    for name in MEASURED:
-        if "measure" in only or name in only:
-            run.gather(name, run.start(run.section(name)), 90)
-            if name in PEERS:
-                run.gather(f"{name}, peer", run.start(["-c", *PEERS[name]], peer=True), 90)
+        first.append(("check", run.own("check")))
+    if "tune" in only:
+        groups = [(f"tune {group}", run.own("tune", group)) for group in workloads.TUNING]
+    after = [(name, run.start(["-c", *PEERS[name]], True) if name in PEERS else run.own(name)) for name in MEASURES if name in only]
+    share = START + options.minutes * 60 * (0.5 if not groups else 0.4)  # the tests may take so long
+    for name, process in first:
+        run.gather(name, process, share - time.time())
+    for name, process in groups:
+        run.gather(name, process, 400)
+    if groups:
+        table = run.save_tuning()
+        if options.write:
+            write_table(table)
+    for name, process in after:
+        run.gather(name, process, 120)
     for row in run.rows:
         print(*(json.dumps(x) if isinstance(x, dict) else x for x in row))
     return 0

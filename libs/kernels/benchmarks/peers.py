@@ -25,28 +25,34 @@ ops = SimpleNamespace(
     swiglu=lambda g, u: Silu.apply(g, u),
     swiglu_packed=lambda x: Packed.apply(x),
 )
-for case in sys.argv[1:]:
-    if case == "memory":
-        for name in list(vars(ops)):
-            try:
-                for row in workloads.training_cases(SimpleNamespace(**{name: getattr(ops, name)})):
-                    print(json.dumps(["memory", *row]), flush=True)
-            except Exception as e:
-                print(json.dumps(["failed", name, repr(e)[:200]]), flush=True)
-    if case == "loss":
-        for model, tokens in (("1.44B", 16384), ("7.25B", 8192), ("7.25B", 16384)):
-            op = lambda h, w, t: Loss.apply(h, w, t, None, None, -100, 0.0, 0.0, "mean")[0]
-            print(json.dumps(["loss", model, tokens, *workloads.loss_case(op, workloads.MODELS[model], tokens)]), flush=True)
+def memory():
+    for name in list(vars(ops)):
+        try:
+            for row in workloads.training_cases(SimpleNamespace(**{name: getattr(ops, name)})):
+                print(json.dumps(["memory, Liger", *row]), flush=True)
+        except Exception as e:
+            print(json.dumps(["memory, Liger", name, "FAILED", repr(e)[:200]]), flush=True)
+
+def loss():
+    for model, tokens in (("1.44B", 16384), ("7.25B", 8192), ("7.25B", 16384)):
+        op = lambda h, w, t: Loss.apply(h, w, t, None, None, -100, 0.0, 0.0, "mean")[0]
+        print(json.dumps(["loss, Liger", model, tokens, *workloads.loss_case(op, workloads.MODELS[model], tokens)]), flush=True)
+
+def both():
+    memory()
+    loss()
+
+workloads.rehearse(both)
+both()
 """
 
 # transformers with Liger's patches and cuDNN attention: the best measured training step of others.
 HF_LIGER = """
-import json, statistics, sys, time, torch, workloads
+import json, sys, torch, workloads
 from liger_kernel.transformers import apply_liger_kernel_to_mistral
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import MistralConfig, MistralForCausalLM
 apply_liger_kernel_to_mistral()
-steps = int(sys.argv[1])
 m = workloads.MODELS["1.44B"]
 config = MistralConfig(
     vocab_size=m.vocabulary, hidden_size=m.size, num_hidden_layers=m.layers, num_attention_heads=m.heads, num_key_value_heads=m.kv_heads,
@@ -63,17 +69,7 @@ def step():
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
     model.zero_grad(set_to_none=True)
-    return loss
-for _ in range(3):
-    step()
-torch.cuda.reset_peak_memory_stats()
-times = []
-for _ in range(steps):
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    loss = step()
-    torch.cuda.synchronize()
-    times.append((time.perf_counter() - begin) * 1e3)
-peak = torch.cuda.max_memory_allocated() / 2**30
-print(json.dumps(["model", "HF + Liger + cuDNN", statistics.median(times), min(times), peak, float(loss)]), flush=True)
+    return loss.detach()
+workloads.rehearse(lambda: step() and None)
+print(json.dumps(["model", "HF + Liger + cuDNN", *workloads.steps(step, int(sys.argv[1]))]), flush=True)
 """

@@ -261,7 +261,7 @@ def test_opcheck():
         ops.swiglu_packed: (x,),
         ops.linear_logprob: (h, head, ids, None, 0, False),
         ops.logprob: (h.detach(), ids),
-        ops.decode_attention: (q.detach(), torch.randn(3, 5, 1, 4), torch.randn(3, 5, 1, 4), cu.new_tensor([5, 1, 0]), None, 0.5, 0),
+        ops.decode_attention: (q.detach(), torch.randn(3, 5, 1, 4), torch.randn(3, 5, 1, 4), cu.new_tensor([5, 1, 0]), None, 0.5, 0, None),
         ops.gemv: (h.detach(), head.detach(), None),
         ops.invariant_linear: (h, head, None),
         ops.invariant_attention: (q, k, k.detach() + 1, cu, 3, 0.5, 0),

@@ -97,11 +97,16 @@ def vocabulary(size):
 
 def decoding(rows, heads, kv_heads):
     lengths, q = ints(rows, dtype=torch.int32), empty(rows, heads, 128)
-    for attend in (_decode_attention._decode, _invariant_attention._decode):
-        attend(q, empty(rows, 4096, kv_heads, 128), empty(rows, 4096, kv_heads, 128), lengths, None, 0.1, 0)
+    counters = ints(rows * kv_heads, dtype=torch.int32)
+    for attend, more in (
+        (_decode_attention._decode, (counters,)),
+        (_decode_attention._decode, (None,)),
+        (_invariant_attention._decode, ()),
+    ):
+        attend(q, empty(rows, 4096, kv_heads, 128), empty(rows, 4096, kv_heads, 128), lengths, None, 0.1, 0, *more)
         for page in (16, 64):
             pages = empty(1024, page, kv_heads, 128)
-            attend(q, pages, pages, lengths, ints(rows, 16, dtype=torch.int32), 0.1, 4096)
+            attend(q, pages, pages, lengths, ints(rows, 16, dtype=torch.int32), 0.1, 4096, *more)
 
 
 def matrices():

@@ -6,8 +6,8 @@ from torch import Tensor
 from align.kernels import _runtime
 from align.kernels._runtime import KernelError, wide
 
-# `programs`: the keys of a row are split until about so many programs run.
-DECODE = {"keys": 64, "warps": 4, "stages": 3, "programs": 264}
+# `keys`: of a tile. `chunk`: keys of a program; 0 cuts each row's keys into equal parts until about `programs` programs run.
+DECODE = {"keys": 64, "warps": 4, "stages": 3, "programs": 264, "chunk": 0}
 MAX_SPLITS = 64
 
 
@@ -20,10 +20,11 @@ def decode_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
+    counters: Tensor | None = None,
 ) -> Tensor:
     """softmax(q · kᵀ · scale) · v over keys 0 .. lengths - 1 of each row (the last `window` of them); softmax in fp32.
 
-    Nothing is read on the host: it can be captured in a CUDA graph. How the keys are split depends on shapes alone, never on `lengths`.
+    Nothing is read on the host: it can be captured in a CUDA graph.
 
     Args:
         q: (B, H, Dh), the new token of each row, its own key already in the cache.
@@ -32,6 +33,8 @@ def decode_attention(
         page_table: (B, M), int32: position j of row b lies in page_table[b, j // page] at j % page. None: row b has page b alone.
         scale: None is Dh ** -0.5.
         window: None looks at all keys.
+        counters: int32 zeros, at least B · Hkv of them, kept by the caller for all calls on one stream, and zeros again after each: with
+            them one kernel does what takes two without. The bits are the same.
 
     Returns:
         (B, H, Dh), in q's dtype. Not differentiable.
@@ -42,8 +45,10 @@ def decode_attention(
     _check(q, k_cache, v_cache, lengths, page_table)
     if window is not None and window < 1:
         raise KernelError(f"window {window} must be at least 1, or None for all keys")
+    if counters is not None and (counters.dtype != torch.int32 or counters.numel() < q.shape[0] * k_cache.shape[2]):
+        raise KernelError(f"counters {counters.dtype} {tuple(counters.shape)}: expected int32, at least {q.shape[0] * k_cache.shape[2]}")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out: Tensor = torch.ops.align.decode_attention(q, k_cache, v_cache, lengths, page_table, scale, window or 0)
+    out: Tensor = torch.ops.align.decode_attention(q, k_cache, v_cache, lengths, page_table, scale, window or 0, counters)
     return out
 
 
@@ -95,47 +100,48 @@ def splits_for(rows: int, kv_heads: int, room: int, keys: int, programs: int) ->
     return splits
 
 
-@_runtime.op("decode_attention")
+@_runtime.op("decode_attention", mutates=("counters",))
 def _decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int,
+    counters: Tensor | None,
 ) -> Tensor:  # fmt: skip
     if not _runtime.use_kernel(q):
         return reference(q, k_cache, v_cache, lengths, page_table, scale, window)
     from align.kernels import _decode_kernels
 
-    q = q.contiguous()
-    (rows, heads, dim), (page, kv_heads) = q.shape, k_cache.shape[1:3]
-    room = page * (1 if page_table is None else page_table.shape[1])
-    group = heads // kv_heads
-    size = min(2048, _runtime.power_of_two(rows * kv_heads))
-    c = _runtime.config(q, "decode_attention", f"{dim}/{group}/{size}", DECODE)
-    splits = splits_for(rows, kv_heads, room, c["keys"], c["programs"])
-    out = torch.empty_like(q)
-    if not out.numel():
-        return out
-    table = lengths if page_table is None else page_table.contiguous()
-    parts = out if splits == 1 else torch.empty(rows * heads * splits, dim, dtype=torch.float32, device=q.device)
-    peaks = lengths if splits == 1 else torch.empty(2, rows * heads * splits, dtype=torch.float32, device=q.device)
     if k_cache.stride(3) != 1 or k_cache.stride() != v_cache.stride():
         raise KernelError(f"caches with strides {k_cache.stride()} and {v_cache.stride()}: they must be alike and end in 1")
-    padded = max(16, _runtime.power_of_two(dim))
+    q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not out.numel():
+        return out
+    (rows, heads, dim), (page, kv_heads) = q.shape, k_cache.shape[1:3]
+    room, group = page * (1 if page_table is None else page_table.shape[1]), heads // kv_heads
+    c = _runtime.config(q, "decode_attention", f"{dim}/{group}/{min(2048, _runtime.power_of_two(rows * kv_heads))}", DECODE)
+    chunk = _runtime.cdiv(max(c["chunk"], _runtime.cdiv(room, MAX_SPLITS)), c["keys"]) * c["keys"] if c["chunk"] else 0
+    splits = _runtime.cdiv(room, chunk) if chunk else splits_for(rows, kv_heads, room, c["keys"], c["programs"])
+    count = rows * heads * splits
+    parts = out if splits == 1 else torch.empty(count, dim, dtype=torch.float32, device=q.device)
+    peaks = out if splits == 1 else torch.empty(2, count, dtype=torch.float32, device=q.device)
+    table = lengths if page_table is None else page_table.contiguous()
+    shape = {
+        "D": dim, "DIM": max(16, _runtime.power_of_two(dim)), "KEYS": c["keys"], "SPLITS": splits, "PADDED": _runtime.power_of_two(splits),
+        "CHUNK": chunk, "HEADS": heads,
+    }  # fmt: skip
     with _runtime.on(q):
         _decode_kernels.split[(kv_heads, rows, splits)](
-            q, k_cache, v_cache, lengths, table, parts, peaks, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
-            table.stride(0), scale * 1.4426950408889634, window, rows * heads * splits,
-            HEADS=heads, GROUP=group, GROUP_PADDED=max(16, _runtime.power_of_two(group)), D=dim, DIM=padded, PAGE=page,
-            KEYS=c["keys"], SPLITS=splits, PAGED=page_table is not None, WIDE=_runtime.interpreted(),
-            num_warps=c["warps"], num_stages=c["stages"],
+            q, k_cache, v_cache, lengths, table, out, parts, peaks, lengths if counters is None else counters,
+            k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), table.stride(0), scale * 1.4426950408889634, window, count,
+            GROUP=group, GROUP_PADDED=max(16, _runtime.power_of_two(group)), PAGE=page, PAGED=page_table is not None,
+            FUSED=counters is not None, WIDE=_runtime.interpreted(), num_warps=c["warps"], num_stages=c["stages"], **shape,
         )  # fmt: skip
-        if splits > 1:
-            _decode_kernels.combine[(rows * heads,)](
-                parts, peaks, out, rows * heads * splits, D=dim, DIM=padded, SPLITS=splits, num_warps=2
-            )  # fmt: skip
+        if splits > 1 and counters is None:
+            _decode_kernels.combine[(rows * heads,)](lengths, parts, peaks, out, window, count, num_warps=2, **shape)
     return out
 
 
 @_runtime.fake("decode_attention")
 def _(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int,
+    counters: Tensor | None,
 ) -> Tensor:  # fmt: skip
     return q.new_empty(q.shape)

@@ -17,79 +17,126 @@ def _dot(a, b, total, WIDE: tl.constexpr):
 
 
 @triton.jit
-def split(
-    q, keys, values, lengths, table, parts, peaks, page_stride, slot_stride, head_stride, table_stride, scale, window, count,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr, PAGED: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """One (key head, row, share of its keys) a program; all query heads of the key head at once. `scale` includes log2(e)."""
-    head = tl.program_id(0)
-    row = tl.program_id(1)
-    part = tl.program_id(2)
+def _keys_of(lengths, row, window, KEYS: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr):
+    """(first key, end, where the tiles begin, keys of a part, parts) of a row; a row without keys has one part, of none."""
     end = tl.load(lengths + row).to(tl.int32)
     begin = 0
     if window > 0:
         begin = tl.maximum(end - window, 0)
     first = begin // KEYS * KEYS
-    share = tl.cdiv(tl.cdiv(end - first, SPLITS), KEYS) * KEYS
-    low = first + part * share
-    high = tl.minimum(end, low + share)
-    lane = tl.arange(0, DIM)
-    member = tl.arange(0, GROUP_PADDED)
-    own = (member < GROUP)[:, None] & (lane < D)[None, :]
-    query = (row * HEADS + head * GROUP + member)[:, None] * D + lane[None, :]
-    x = tl.load(q + query, mask=own, other=0.0)
-    total = tl.zeros((GROUP_PADDED, DIM), tl.float32)
-    peak = tl.full((GROUP_PADDED,), LOWEST, tl.float32)
-    weight = tl.zeros((GROUP_PADDED,), tl.float32)
-    for start in range(low, high, KEYS):
-        at = start + tl.arange(0, KEYS)
-        inside = (at >= begin) & (at < high)
-        if PAGED:
-            if PAGE % KEYS == 0:  # a tile lies in one page
-                page = tl.load(table + row * table_stride + start // PAGE).to(tl.int64)
-                place = page * page_stride + (start % PAGE + tl.arange(0, KEYS)).to(tl.int64) * slot_stride
-            else:
-                pages = tl.load(table + row * table_stride + at // PAGE, mask=inside, other=0).to(tl.int64)
-                place = pages * page_stride + (at % PAGE).to(tl.int64) * slot_stride
-        else:
-            place = row.to(tl.int64) * page_stride + at.to(tl.int64) * slot_stride
-        where = (place + head * head_stride)[:, None] + lane[None, :]
-        here = inside[:, None] & (lane < D)[None, :]
-        k = tl.load(keys + where, mask=here, other=0.0)
-        scores = _dot(x, tl.trans(k), tl.zeros((GROUP_PADDED, KEYS), tl.float32), WIDE) * scale
-        scores = tl.where(inside[None, :], scores, LOWEST)
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        shares = tl.where(inside[None, :], tl.exp2(scores - higher[:, None]), 0.0)
-        fade = tl.exp2(peak - higher)
-        weight = weight * fade + tl.sum(shares, 1)
-        v = tl.load(values + where, mask=here, other=0.0)
-        total = _dot(shares.to(v.dtype), v, total * fade[:, None], WIDE)
-        peak = higher
-    if SPLITS == 1:
-        total = total / tl.where(weight > 0, weight, 1.0)[:, None]
-        tl.store(parts + query, total.to(parts.dtype.element_ty), mask=own)
+    if CHUNK > 0:
+        share = CHUNK
     else:
-        index = (row * HEADS + head * GROUP + member) * SPLITS + part
-        tl.store(parts + index.to(tl.int64)[:, None] * D + lane[None, :], total, mask=own)
-        tl.store(peaks + index, peak, mask=member < GROUP)
-        tl.store(peaks + count + index, weight, mask=member < GROUP)
+        share = tl.maximum(tl.cdiv(tl.cdiv(end - first, SPLITS), KEYS), 1) * KEYS
+    return begin, end, first, share, tl.maximum(tl.cdiv(end - first, share), 1)
 
 
 @triton.jit
-def combine(parts, peaks, out, count, D: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr):
-    """Joins the parts of one head of one row, in their order."""
+def _merge(
+    parts, peaks, head, lane, count, number,
+    D: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """(HEADS, DIM): the first `number` parts of heads `head` (HEADS,) joined, in their order."""
+    part = tl.arange(0, PADDED)
+    inside = (part < number)[None, :] & (head >= 0)[:, None]
+    at = head[:, None] * SPLITS + part[None, :]
+    peak = tl.load(peaks + at, mask=inside, other=LOWEST, cache_modifier=".cg")
+    weight = tl.load(peaks + count + at, mask=inside, other=0.0, cache_modifier=".cg")
+    highest = tl.max(peak, 1)
+    mass = tl.sum(weight * tl.exp2(peak - highest[:, None]), 1)
+    total = tl.zeros((HEADS, DIM), tl.float32)
+    for i in range(number):
+        index = head * SPLITS + i
+        fade = tl.exp2(tl.load(peaks + index, mask=head >= 0, other=LOWEST, cache_modifier=".cg") - highest)
+        here = (head >= 0)[:, None] & (lane < D)[None, :]
+        x = tl.load(parts + index.to(tl.int64)[:, None] * D + lane[None, :], mask=here, other=0.0, cache_modifier=".cg")
+        total += x * fade[:, None]
+    return total / tl.where(mass > 0, mass, 1.0)[:, None]
+
+
+@triton.jit(do_not_specialize=["window", "count"])
+def split(
+    q, keys, values, lengths, table, out, parts, peaks, counters, page_stride, slot_stride, head_stride, table_stride, scale, window, count,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, PAGED: tl.constexpr, FUSED: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """One (key head, row, part of its keys) a program; all query heads of the key head at once. `scale` includes log2(e).
+
+    A row of one part is written at once. Of several parts, the program that ends last joins them (FUSED: `counters` count, and are 0 again
+    afterwards), or `combine` does; in the order of the parts either way.
+    """
     head = tl.program_id(0)
-    part = tl.arange(0, SPLITS)
-    lane = tl.arange(0, DIM)
-    peak = tl.load(peaks + head * SPLITS + part)
-    weight = tl.load(peaks + count + head * SPLITS + part)
-    fade = tl.exp2(peak - tl.max(peak, 0))
-    total = tl.sum(weight * fade, 0)
-    index = (head * SPLITS + part).to(tl.int64)
-    x = tl.load(parts + index[:, None] * D + lane[None, :], mask=(lane < D)[None, :], other=0.0)
-    mixed = tl.sum(x * fade[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + head * D + lane, mixed.to(out.dtype.element_ty), mask=lane < D)
+    row = tl.program_id(1)
+    part = tl.program_id(2)
+    begin, end, first, share, number = _keys_of(lengths, row, window, KEYS, SPLITS, CHUNK)
+    if part < number:
+        low = first + part * share
+        high = tl.minimum(end, low + share)
+        lane = tl.arange(0, DIM)
+        member = tl.arange(0, GROUP_PADDED)
+        own = (member < GROUP)[:, None] & (lane < D)[None, :]
+        query = (row * HEADS + head * GROUP + member)[:, None] * D + lane[None, :]
+        x = tl.load(q + query, mask=own, other=0.0)
+        total = tl.zeros((GROUP_PADDED, DIM), tl.float32)
+        peak = tl.full((GROUP_PADDED,), LOWEST, tl.float32)
+        weight = tl.zeros((GROUP_PADDED,), tl.float32)
+        for start in range(low, high, KEYS):
+            at = start + tl.arange(0, KEYS)
+            inside = (at >= begin) & (at < high)
+            if PAGED:
+                if PAGE % KEYS == 0:  # a tile lies in one page
+                    page = tl.load(table + row * table_stride + start // PAGE).to(tl.int64)
+                    place = page * page_stride + (start % PAGE + tl.arange(0, KEYS)).to(tl.int64) * slot_stride
+                else:
+                    pages = tl.load(table + row * table_stride + at // PAGE, mask=inside, other=0).to(tl.int64)
+                    place = pages * page_stride + (at % PAGE).to(tl.int64) * slot_stride
+            else:
+                place = row.to(tl.int64) * page_stride + at.to(tl.int64) * slot_stride
+            where = (place + head * head_stride)[:, None] + lane[None, :]
+            here = inside[:, None] & (lane < D)[None, :]
+            k = tl.load(keys + where, mask=here, other=0.0)
+            scores = _dot(x, tl.trans(k), tl.zeros((GROUP_PADDED, KEYS), tl.float32), WIDE) * scale
+            scores = tl.where(inside[None, :], scores, LOWEST)
+            higher = tl.maximum(peak, tl.max(scores, 1))
+            shares = tl.where(inside[None, :], tl.exp2(scores - higher[:, None]), 0.0)
+            fade = tl.exp2(peak - higher)
+            weight = weight * fade + tl.sum(shares, 1)
+            v = tl.load(values + where, mask=here, other=0.0)
+            total = _dot(shares.to(v.dtype), v, total * fade[:, None], WIDE)
+            peak = higher
+        if number == 1:
+            total = total / tl.where(weight > 0, weight, 1.0)[:, None]
+            tl.store(out + query, total.to(out.dtype.element_ty), mask=own)
+        elif SPLITS > 1:
+            index = (row * HEADS + head * GROUP + member) * SPLITS + part
+            tl.store(parts + index.to(tl.int64)[:, None] * D + lane[None, :], total, mask=own)
+            tl.store(peaks + index, peak, mask=member < GROUP)
+            tl.store(peaks + count + index, weight, mask=member < GROUP)
+            if FUSED:
+                tl.debug_barrier()  # this program's stores, then the count
+                counter = counters + row * (HEADS // GROUP) + head
+                if tl.atomic_add(counter, 1, sem="acq_rel") == number - 1:
+                    heads = tl.where(member < GROUP, row * HEADS + head * GROUP + member, -1)
+                    mixed = _merge(parts, peaks, heads, lane, count, number, D, DIM, GROUP_PADDED, SPLITS, PADDED)
+                    tl.store(out + query, mixed.to(out.dtype.element_ty), mask=own)
+                    tl.store(counter, 0)
+
+
+@triton.jit(do_not_specialize=["window", "count"])
+def combine(
+    lengths, parts, peaks, out, window, count,
+    HEADS: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Joins the parts of one head of one row, where there are several."""
+    head = tl.program_id(0)
+    _, _, _, _, number = _keys_of(lengths, head // HEADS, window, KEYS, SPLITS, CHUNK)
+    if number > 1:
+        lane = tl.arange(0, DIM)
+        heads = head + tl.arange(0, 1)
+        mixed = _merge(parts, peaks, heads, lane, count, number, D, DIM, 1, SPLITS, PADDED)
+        tl.store(out + heads[:, None] * D + lane[None, :], mixed.to(out.dtype.element_ty), mask=(lane < D)[None, :])
 
 
 @triton.jit
@@ -116,7 +163,7 @@ def gemv_one(
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def gemv_few(
     x, weight, addend, out, B, N, K: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
     WIDE: tl.constexpr,

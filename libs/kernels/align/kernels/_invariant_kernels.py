@@ -16,7 +16,7 @@ def _dot(a, b, total, WIDE: tl.constexpr):
     return tl.dot(a, b, total, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for any number of rows
 def linear(
     x, weight, bias, out, rows, outputs,
     K: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
@@ -49,7 +49,7 @@ def linear(
     tl.store(out + where, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < outputs)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def attention(
     q, keys, values, out, q_starts, lengths, table, page_stride, slot_stride, head_stride, table_stride, scale, window,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,

@@ -8,6 +8,7 @@ from align.kernels._runtime import KernelError, wide
 
 # Tiles may differ by the number of rows: an output is added up over K in the same order by the same instruction in all of them.
 FEW_ROWS = {"m": 64, "n": 32, "k": 128, "warps": 4, "stages": 4, "group": 1}
+SOME_ROWS = {"m": 64, "n": 64, "k": 128, "warps": 4, "stages": 3, "group": 16}
 MANY_ROWS = {"m": 128, "n": 128, "k": 64, "warps": 8, "stages": 3, "group": 8}
 TILE_ROWS = 64
 
@@ -58,8 +59,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not out.numel():
         return out
     weight = weight.contiguous()
-    few = rows <= TILE_ROWS
-    c = _runtime.config(x, "invariant_linear_few" if few else "invariant_linear", f"{outputs}x{size}", FEW_ROWS if few else MANY_ROWS)
+    name, default = ("_few", FEW_ROWS) if rows <= TILE_ROWS else ("_some", SOME_ROWS) if rows <= 1024 else ("", MANY_ROWS)
+    c = _runtime.config(x, "invariant_linear" + name, f"{outputs}x{size}", default)
     with _runtime.on(x):
         _invariant_kernels.linear[(_runtime.cdiv(rows, c["m"]) * _runtime.cdiv(outputs, c["n"]),)](
             flat, weight, out if bias is None else bias, out, rows, outputs,

@@ -13,8 +13,7 @@ from align.kernels import _runtime
 from align.kernels._runtime import KernelError, wide
 
 CHUNK_BYTES = 192 << 20  # of the logits of one chunk
-ROWS = {"block": 32768, "warps": 32}  # a row of up to `block` logits stays in registers; a longer one is read twice
-LONG_ROWS = {"block": 8192, "warps": 16}
+ROWS = {"block": 4096, "warps": 8}
 SLOPE = {"block": 4096, "warps": 8}
 
 
@@ -125,8 +124,8 @@ def _chunks(
         part, kept = hidden[where], None if mask is None else mask[where]
         if kept is not None:
             part = torch.where(kept[:, None], part, 0)  # 0 times NaN would be NaN in the weight's gradient
-        logits = torch.ops.align.invariant_linear(part, weight, None) if invariant else part @ weight.t()
-        yield where, part, logits, targets[where], kept
+        # The logits have no name here: a generator's variables would keep them alive beside the next chunk's.
+        yield where, part, torch.ops.align.invariant_linear(part, weight, None) if invariant else part @ weight.t(), targets[where], kept
 
 
 class _WeightGradient:
@@ -178,13 +177,13 @@ def _launch_rows(
 
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    c = _runtime.config(logits, "cross_entropy_rows", _runtime.power_of_two(vocabulary), ROWS if vocabulary <= ROWS["block"] else LONG_ROWS)
+    c = _runtime.config(logits, "cross_entropy_rows", _runtime.power_of_two(vocabulary), ROWS)
     block = min(c["block"], _runtime.power_of_two(vocabulary))
     with _runtime.on(logits):
         _vocabulary_kernels.cross_entropy_rows[(rows,)](
             logits, targets, targets if mask is None else mask.view(torch.uint8), losses, losses if lse is None else lse,
             logits.stride(0), vocabulary, smoothing, z_loss,
-            BLOCK=block, ONE=block >= vocabulary, HAS_MASK=mask is not None, SMOOTH=smoothing > 0, Z=z_loss > 0, GRADS=grads,
+            BLOCK=block, HAS_MASK=mask is not None, SMOOTH=smoothing > 0, Z=z_loss > 0, GRADS=grads,
             LOGPROB=lse is not None, num_warps=max(1, min(c["warps"], block // 128)),
         )  # fmt: skip
     return losses

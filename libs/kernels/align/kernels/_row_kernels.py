@@ -6,7 +6,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # a batch of another size must not compile again
 def rms_norm(
     x, residual, weight, y, h, rstd, rows, eps, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
@@ -26,7 +26,7 @@ def rms_norm(
     tl.store(y + at, (value * scale[:, None] * w[None, :]).to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rms_norm_backward(
     dy, dh, h, weight, rstd, dx, partial, rows,
     D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr, HAS_DH: tl.constexpr, STAGES: tl.constexpr,
@@ -84,7 +84,7 @@ def _turn(
     tl.store(to + token * to_stride + at + HALF, high.to(a.dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def rope(
     q, k, v, q_to, k_to, v_to, q_stride, k_stride, v_stride, q_to_stride, k_to_stride, v_to_stride, cos, sin, positions, tokens,
     Q_HEADS: tl.constexpr, Q_PADDED: tl.constexpr, K_HEADS: tl.constexpr, K_PADDED: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr,
@@ -140,7 +140,7 @@ def swiglu_backward(
     tl.store(dgate + row * dgate_stride + column, (dy * u * slope).to(dgate.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["factor"])
 def scale(x, factor, size, BLOCK: tl.constexpr):
     """x *= factor[0] in fp32, in place; nothing is touched where the factor is 1."""
     by = tl.load(factor).to(tl.float32)

@@ -5,16 +5,36 @@
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-NEGATIVE = tl.constexpr(-3.0e38)  # stands for -inf where a difference of two could come up
+NEGATIVE = tl.constexpr(-2.0e38)  # stands for -inf where a difference of two could come up; times log2(e) it is still finite
+LOG2E = tl.constexpr(1.4426950408889634)
+LOG_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _masses(base, vocabulary, center, lane, BLOCK: tl.constexpr):
+    """Lane by lane: (largest logit, sum of exp(logit - center)); center comes in units of log 2."""
+    peaks = tl.full((BLOCK,), NEGATIVE, tl.float32)
+    totals = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        at = start + lane
+        x = tl.load(base + at, mask=at < vocabulary, other=NEGATIVE).to(tl.float32)
+        peaks = tl.maximum(peaks, x)
+        totals += tl.exp2(x * LOG2E - center)
+    return tl.max(peaks, 0), tl.sum(totals, 0)
 
 
 @triton.jit
 def cross_entropy_rows(
     logits, targets, mask, losses, lses, stride, vocabulary, smoothing, z_loss,
-    BLOCK: tl.constexpr, ONE: tl.constexpr, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, Z: tl.constexpr, GRADS: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, Z: tl.constexpr, GRADS: tl.constexpr,
     LOGPROB: tl.constexpr,
 ):  # fmt: skip
-    """One row a program. ONE: the row fits in registers, so it is read once; else a second pass reads it again for the gradient."""
+    """One row a program, read twice, the second time from the cache: a row in registers leaves room for one program on a core, and that
+    one can't load while it computes (measured: no faster).
+
+    Exponentials are the limit, so the first pass takes one of each logit: relative to the largest of the first block, and once more in the
+    rare case that the largest of all is so much larger that fp32 could not hold the sum.
+    """
     row = tl.program_id(0)
     base = logits + row.to(tl.int64) * stride
     lane = tl.arange(0, BLOCK)
@@ -24,27 +44,15 @@ def cross_entropy_rows(
     target = 0
     if kept:
         target = tl.load(targets + row).to(tl.int32)
-    if ONE:
-        x = tl.load(base + lane, mask=lane < vocabulary, other=NEGATIVE).to(tl.float32)
-        peak = tl.max(x, 0)
-        total = tl.sum(tl.exp(x - peak), 0)
-        plain = tl.sum(tl.where(lane < vocabulary, x, 0.0), 0) if SMOOTH else 0.0
-    else:
-        peaks = tl.full((BLOCK,), NEGATIVE, tl.float32)
-        totals = tl.zeros((BLOCK,), tl.float32)
-        plains = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, vocabulary, BLOCK):
-            at = start + lane
-            x = tl.load(base + at, mask=at < vocabulary, other=NEGATIVE).to(tl.float32)
-            higher = tl.maximum(peaks, x)
-            totals = totals * tl.exp(peaks - higher) + tl.exp(x - higher)
-            peaks = higher
-            if SMOOTH:
-                plains += tl.where(at < vocabulary, x, 0.0)
-        peak = tl.max(peaks, 0)
-        total = tl.sum(totals * tl.exp(peaks - peak), 0)
-        plain = tl.sum(plains, 0) if SMOOTH else 0.0
-    lse = peak + tl.log(total)
+    x = tl.load(base + lane, mask=lane < vocabulary, other=NEGATIVE).to(tl.float32)
+    peak = tl.max(x, 0)
+    center = tl.maximum(peak, NEGATIVE) * LOG2E
+    peak, total = _masses(base, vocabulary, center, lane, BLOCK)
+    if peak * LOG2E - center > 64:
+        center = peak * LOG2E
+        peak, total = _masses(base, vocabulary, center, lane, BLOCK)
+    lse2 = center + tl.log2(total)
+    lse = lse2 * LOG_2
     own = tl.load(base + target).to(tl.float32)
     if LOGPROB:
         tl.store(losses + row, tl.where(kept, own - lse, 0.0))
@@ -52,28 +60,24 @@ def cross_entropy_rows(
     else:
         loss = lse - own
         if SMOOTH:
-            loss = lse - (1 - smoothing) * own - smoothing * (plain / vocabulary)
+            plains = tl.zeros((BLOCK,), tl.float32)
+            for start in range(0, vocabulary, BLOCK):
+                plains += tl.load(base + start + lane, mask=start + lane < vocabulary, other=0.0).to(tl.float32)
+            loss = lse - (1 - smoothing) * own - smoothing * (tl.sum(plains, 0) / vocabulary)
         if Z:
             loss += z_loss * lse * lse
         tl.store(losses + row, tl.where(kept, loss, 0.0))
     if GRADS:
         tl.debug_barrier()  # every thread has read the target's logit before it is overwritten
-        weight = 1.0 / total
-        if Z:
-            weight *= 1 + 2 * z_loss * lse
-        if ONE:
-            slope = tl.exp(x - peak) * weight
-            slope = tl.where(lane == target, slope - 1 + smoothing, slope) if SMOOTH else tl.where(lane == target, slope - 1, slope)
+        for start in range(0, vocabulary, BLOCK):
+            at = start + lane
+            x = tl.load(base + at, mask=at < vocabulary, other=NEGATIVE).to(tl.float32)
+            slope = tl.exp2(x * LOG2E - lse2)
+            if Z:
+                slope *= 1 + 2 * z_loss * lse
+            slope = tl.where(at == target, slope - 1 + smoothing, slope) if SMOOTH else tl.where(at == target, slope - 1, slope)
             slope = slope - smoothing / vocabulary if SMOOTH else slope
-            tl.store(base + lane, tl.where(kept, slope, 0.0).to(logits.dtype.element_ty), mask=lane < vocabulary)
-        else:
-            for start in range(0, vocabulary, BLOCK):
-                at = start + lane
-                x = tl.load(base + at, mask=at < vocabulary, other=NEGATIVE).to(tl.float32)
-                slope = tl.exp(x - peak) * weight
-                slope = tl.where(at == target, slope - 1 + smoothing, slope) if SMOOTH else tl.where(at == target, slope - 1, slope)
-                slope = slope - smoothing / vocabulary if SMOOTH else slope
-                tl.store(base + at, tl.where(kept, slope, 0.0).to(logits.dtype.element_ty), mask=at < vocabulary)
+            tl.store(base + at, tl.where(kept, slope, 0.0).to(logits.dtype.element_ty), mask=at < vocabulary)
 
 
 @triton.jit
@@ -92,7 +96,7 @@ def logprob_slope(
         target = tl.load(targets + row).to(tl.int32)
     base = logits + row.to(tl.int64) * stride
     x = tl.load(base + at, mask=at < vocabulary, other=NEGATIVE).to(tl.float32)
-    slope = tl.where(at == target, 1.0, 0.0) - tl.exp(x - tl.load(lses + row))
+    slope = tl.where(at == target, 1.0, 0.0) - tl.exp2((x - tl.load(lses + row)) * LOG2E)
     slope = tl.where(kept, slope * tl.load(upstream + row).to(tl.float32), 0.0)
     tl.store(base + at, slope.to(logits.dtype.element_ty), mask=at < vocabulary)
 
