@@ -261,7 +261,7 @@ class Run:
             out, error = process.communicate()
             error += "\nstopped: out of time"
         lines = out.splitlines()
-        self.rows += [json.loads(line) for line in lines if line.startswith("[")]
+        self.rows += [json.loads(line) for line in lines if line.startswith('["')]
         if name.startswith("pytest"):
             self.rows += [[name, line[:250]] for line in lines if line.startswith(("E  ", "FAILED", "ERROR"))] + [[name, *lines[-1:]]]
         elif process.returncode:
