@@ -4,15 +4,21 @@ Bazel inside Bazel, so no test of //...: .ci/run calls it. By hand: python3 fire
 One build with --keep_going meets all of what the build refuses; the tree scan and the orphan check meet the rest.
 """
 
+import contextlib
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ["WORKSPACE", "deps.bzl", "libraries.bzl", ".bazelrc", ".bazelversion", "bazelw", "tools/bazel", "tools/py", "third_party", "pyproject.toml"]
+COPIED = ["WORKSPACE", "deps.bzl", "libraries.bzl", ".bazelrc", ".bazelversion", "bazelw", "pyproject.toml", "third_party"]
+COPIED += ["tools/bazel", "tools/py", "tools/lint/deps.bzl", "tools/lint/lock.bzl"]
 
 LIBRARY = """load("@align_py//:defs.bzl", "py_library")
 
@@ -69,6 +75,27 @@ IN_TREE = [
     ("stray.py", "import math\n", "stray.py:1: is in no target"),
 ]
 
+# What would make a build depend on the machine or the hour. The tests pass only where they get what they must not.
+TEST = """load("@align_py//:defs.bzl", "py_test")
+
+py_test(
+    name = "{name}",
+    size = "small",
+    srcs = ["{name}.py"],
+)
+"""
+CLOCK = """genrule(
+    name = "clock",
+    outs = ["clock.txt"],
+    cmd = "date +%s%N > $@",
+)
+"""
+MARKER = ".align-planted"
+REACHES = {
+    "network": "import sys\nimport urllib.request\nurllib.request.urlopen({address!r}, timeout=5).read()\n",
+    "home": f"from pathlib import Path\nPath.home().joinpath({MARKER!r}).read_text()\n",
+}
+
 
 def plant(tree: Path) -> None:
     for name in COPIED:
@@ -86,7 +113,49 @@ def plant(tree: Path) -> None:
         (package / "_x.py").write_text(source)
         visible = '["//libs/middle:__pkg__"]' if name == "upper" else public
         (tree / "libs" / name / "BUILD").write_text(LIBRARY.format(name=name, visibility=visible, deps=str(deps).replace("'", '"')))
+    (tree / "tools/lint/BUILD").write_text("")
+    (tree / "libs/clock").mkdir()
+    (tree / "libs/clock/BUILD").write_text(CLOCK)
     (tree / ".bazelignore").write_text("third_party/bazel\n")
+
+
+def repeatability(tree: Path, bazel: list[str | Path], quiet: list[str]) -> int:
+    """Plants a time stamp, tests that read the network and the home directory, a line of the lock that pins nothing. How many got through."""
+    logs = [tree / "first.json", tree / "second.json"]
+    for log in logs:
+        run(tree, *bazel, "clean")
+        run(tree, *bazel, "build", *quiet, f"--execution_log_json_file={log}", "//libs/clock")
+    said = run(ROOT, sys.executable, "tools/ci/same_bytes.py", *logs)
+    failed = report("a time stamp", "libs/clock/clock.txt differs between two builds", said.splitlines())
+
+    own = "127.0.0.1"  # a machine without any other interface: the test below passes, and says so
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737; no packet is sent, the kernel says which address would be ours
+        own = probe.getsockname()[0]
+    server = ThreadingHTTPServer((own, 0), SimpleHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    marker = Path.home() / MARKER
+    marker.write_text("")
+    try:
+        for name, source in REACHES.items():
+            (tree / "libs" / name).mkdir()
+            (tree / "libs" / name / f"{name}.py").write_text(source.format(address=f"http://{own}:{server.server_port}/"))
+            (tree / "libs" / name / "BUILD").write_text(TEST.format(name=name))
+            if outside := run(tree, sys.executable, tree / "libs" / name / f"{name}.py"):
+                print(f"  the planted test does not even pass outside Bazel:\n{outside}")
+        said = run(tree, *bazel, "test", "--keep_going", *quiet, *(f"//libs/{name}" for name in REACHES))
+    finally:
+        marker.unlink()
+        server.shutdown()
+    for name in REACHES:
+        failed += report(
+            f"a test that reads the {name}", "FAILED", [line for line in said.splitlines() if line.startswith(f"//libs/{name}:")]
+        )
+
+    lock = tree / "third_party/python/lock.bzl"
+    lock.write_text(re.sub(r"(?m)^iniconfig==.*$", "iniconfig>=2", lock.read_text()))
+    said = run(tree, *bazel, "query", *quiet[1:3], "//libs/bottom")
+    return failed + report("an unpinned dependency", "iniconfig>=2 is not pinned", said.splitlines())
 
 
 def run(tree: Path, *command: str | Path) -> str:
@@ -111,14 +180,15 @@ def main(options: list[str]) -> int:
         seen += subprocess.run(
             [sys.executable, "tools/py/scan.py", "--orphans"], cwd=tree, input=sources, capture_output=True, text=True, check=False
         ).stdout
+        repeats = repeatability(tree, bazel, quiet)
         version = run(tree, *bazel, "info", "release").strip().splitlines()[-1:]
         run(tree, *bazel, "shutdown")
-    failed = 0
+    failed = repeats
     for name, (_, _, words) in (IN_SOURCE | IN_VISIBILITY).items():
         failed += report(name, words, [line for line in said.splitlines() if f"libs/{name}" in line])
     for path, _, words in IN_TREE:
         failed += report(path, words, seen.splitlines())
-    total = len(IN_SOURCE) + len(IN_VISIBILITY) + len(IN_TREE)
+    total = len(IN_SOURCE) + len(IN_VISIBILITY) + len(IN_TREE) + len(REACHES) + 2
     if failed:
         print(said, seen, sep="\n")
     print(f"planted violations: {total - failed} of {total} refused ({' '.join(version) or 'version unknown'})")

@@ -1,6 +1,7 @@
-"""Uses align as strangers would, from other workspaces. Bazel inside Bazel, so no test of //...: .ci/run calls it. By hand: python3 reuse/run.py
+"""Uses align as strangers would, from other workspaces: python3 reuse/run.py. Bazel inside Bazel, so no test of //...; .ci/run calls it.
 
-1. reuse/bazel by local_repository: a library that needs nothing installs no package; then one test a library, each on @align_ml//:<library> alone.
+1. reuse/bazel by local_repository: a library that needs nothing installs no package; then one test a library, each on
+   @align_ml//:<library> alone.
 2. The same tests from a `git archive` by http_archive, with the stranger's own torch, numpy, … in place of the pinned ones.
 """
 

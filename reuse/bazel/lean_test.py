@@ -8,7 +8,7 @@ from pathlib import Path
 from align.lean import LeanPool, Toolchain, check
 
 # Reads requests ended by a blank line, as Lean's repl does: a target, a submission, a closing theorem whose axioms are asked for.
-REPL = r'''
+REPL = r"""
 import json, os, re
 known, environments, buffer = {}, 0, b""
 while data := os.read(0, 65536):
@@ -34,7 +34,7 @@ while data := os.read(0, 65536):
         reply = json.dumps({"env": environments, "messages": messages})
         environments += 1
         os.write(1, reply.encode() + b"\n\n")
-'''
+"""
 
 program = Path(tempfile.mkdtemp(), "repl.py")
 program.write_text(REPL)

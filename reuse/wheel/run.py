@@ -27,10 +27,9 @@ class Wheels:
         flags = ["--noshow_progress", "--curses=no", "--symlink_prefix=/"]
         sites = [f"//third_party/python:{name}" for name in (*PACKAGES, "pytest", "hypothesis")]
         subprocess.run([ROOT / "bazelw", *bazel, "build", *flags, "//tools/wheel:all", *sites], cwd=ROOT, check=True)
-        out, self.base = (
-            Path(subprocess.run([ROOT / "bazelw", *bazel, "info", *flags[:2], key], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip())
-            for key in ("bazel-bin", "output_base")
-        )  # fmt: skip
+        asked = [[ROOT / "bazelw", *bazel, "info", key] for key in ("bazel-bin", "output_base")]
+        told = [subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip() for command in asked]
+        out, self.base = map(Path, told)
         self.files = {path.name.split("-")[0].removeprefix("align_"): path for path in sorted((out / "tools/wheel").glob("align_*.whl"))}
         self.python = (self.base / "external/align_python/venv/bin/python3").resolve()
         needs = (ROOT / "third_party/python/needs.bzl").read_text(encoding="utf-8")
@@ -54,7 +53,7 @@ class Wheels:
         subprocess.run([self.python, "-m", "venv", "--without-pip", folder], check=True)
         python = folder / "bin/python"
         command = [self.python, "-m", "pip", f"--python={python}", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
-        subprocess.run([*command, *(self.files[library] for library in libraries)], check=True, env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+        subprocess.run([*command, *(self.files[library] for library in libraries)], check=True)
         sites = [self.base / f"external/align_pip_{part}/site" for name in packages for part in (name, *self.needs.get(name, []))]
         (site,) = folder.glob("lib/python3.*/site-packages")
         (site / "pinned.pth").write_text("".join(f"{path}\n" for path in sites))
@@ -85,7 +84,8 @@ def main(argv: list[str]) -> int:
             libraries, packages = wheels.required(name)
             python = wheels.venv(Path(folder, "venv"), libraries, packages)
             code = ran(python, "-I", ROOT / f"reuse/bazel/{name}_test.py", folder=folder).returncode
-            print(f"  {'FAILED' if code else 'passed'}  align-{name}: {len(libraries) - 1} other wheels, {', '.join(packages) or 'no package'}", flush=True)
+            beside = f"{len(libraries) - 1} other wheels, {', '.join(packages) or 'no package'}"
+            print(f"  {'FAILED' if code else 'passed'}  align-{name}: {beside}", flush=True)
             failed += [name] if code else []
     with tempfile.TemporaryDirectory(prefix="align-wheel-") as folder:
         python = wheels.venv(Path(folder, "venv"), list(wheels.files), PACKAGES + (["pytest", "hypothesis"] if arguments.own_tests else []))

@@ -1,23 +1,56 @@
 #!/bin/bash
-# Builds and tests in two checkouts at two paths with two output bases and one disk cache: the second must answer every action from it.
-# By hand: tools/ci/hermetic.sh [targets]   (default //...)
+# Two checkouts at two paths, two output bases, one disk cache. By hand: tools/ci/hermetic.sh [targets]   (default //...)
+# 1. What the first built and tested, the second takes from the cache, every action of it.
+# 2. Built again without the cache, every output of the second has the digest of the first's.
+# 3. With nothing changed a test run does nothing.
+# 4. With one library changed ($TOUCH, default config) it runs that library's dependents and no other test.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 targets=("${@:-//...}")
+touched=${TOUCH:-config}
 base=${XDG_CACHE_HOME:-$HOME/.cache}/align-hermetic
 rm -rf "$base"
 mkdir -p "$base"
 trap 'for n in one two; do "$base/$n/bazelw" --output_base="$base/base-$n" shutdown >/dev/null 2>&1 || true; done; rm -rf "$base"' EXIT
+
+# bazel_in one test …: its words go to one.log; the counts are shown.
+bazel_in() {
+    local n=$1 verb=$2
+    shift 2
+    (cd "$base/$n" && ./bazelw --output_base="$base/base-$n" "$verb" --config=ci "$@") > "$base/$n.log" 2>&1 ||
+        { grep -vE '^(Loading|Analyzing)' "$base/$n.log" | tail -n 60; echo "hermetic: bazel $verb in checkout $n failed"; exit 1; }
+    grep -E '^INFO: (Elapsed|[0-9]+ process)|^Executed' "$base/$n.log" || true
+}
+# "INFO: 45 processes: 41 remote cache hit, 4 internal." A process that ran has its strategy's name here.
+processes() { grep -E '^INFO: [0-9]+ process' "$base/two.log" | tail -n 1; }
+ran() { processes | tr ',.' '\n' | grep -E 'sandbox|local|worker|cache hit' || true; }
+
 for n in one two; do
     mkdir "$base/$n"
     git ls-files -z --cached --others --exclude-standard | xargs -0 tar c --ignore-failed-read 2>/dev/null | tar x -C "$base/$n"
-    (cd "$base/$n" && ./bazelw --output_base="$base/base-$n" test --config=ci --disk_cache="$base/cache" "${targets[@]}") > "$base/$n.log" 2>&1 ||
-        { grep -vE '^(Loading|Analyzing)' "$base/$n.log" | tail -n 60; echo "hermetic: checkout $n failed"; exit 1; }
-    grep -E '^INFO: (Elapsed|[0-9]+ process)|^Executed' "$base/$n.log"
+    bazel_in "$n" test --disk_cache="$base/cache" --execution_log_json_file="$base/$n.json" "${targets[@]}"
 done
-# "INFO: 45 processes: 41 remote cache hit, 4 internal." A process that ran has its strategy's name here.
-line=$(grep -E '^INFO: [0-9]+ process' "$base/two.log" | tail -n 1)
-ran=$(echo "$line" | tr ',.' '\n' | grep -E 'sandbox|local|worker' || true)
-hits=$(echo "$line" | grep -oE '[0-9]+ (remote|disk) cache hit' | cut -d' ' -f1)
-[ -z "$ran" ] || { echo "hermetic: the second checkout ran$ran itself ($line)"; exit 1; }
+[ -z "$(ran | grep -v 'cache hit')" ] || { echo "hermetic: the second checkout ran something itself ($(processes))"; exit 1; }
+hits=$(processes | grep -oE '[0-9]+ (remote|disk) cache hit' | cut -d' ' -f1)
 echo "hermetic: $hits of $hits actions of the second checkout came from the cache"
+
+bazel_in two clean
+bazel_in two build --execution_log_json_file="$base/again.json" "${targets[@]}"
+echo "hermetic: $(python3 tools/ci/same_bytes.py "$base/one.json" "$base/again.json")"
+
+bazel_in two test --disk_cache="$base/cache" "${targets[@]}"
+bazel_in two test --disk_cache="$base/cache" "${targets[@]}"
+[ -z "$(ran)" ] || { echo "hermetic: nothing changed, and $(processes)"; exit 1; }
+grep -q '^Executed 0 out of' "$base/two.log" || { echo "hermetic: nothing changed, and tests ran"; exit 1; }
+echo "hermetic: nothing changed, 0 actions"
+
+echo "# touched" >> "$base/two/libs/$touched/align/$touched/__init__.py"
+bazel_in two test --disk_cache="$base/cache" "${targets[@]}"
+grep -E '^//.* PASSED' "$base/two.log" | awk '{print $1}' | sort > "$base/all"
+grep -E '^//.* PASSED' "$base/two.log" | grep -v '(cached)' | awk '{print $1}' | sort > "$base/ran"
+(cd "$base/two" && ./bazelw --output_base="$base/base-two" query --noshow_progress --noimplicit_deps \
+    "tests(rdeps(set(${targets[*]}), //libs/$touched))") 2> "$base/query.log" | sort > "$base/dependents" ||
+    { tail -n 20 "$base/query.log"; exit 1; }
+comm -12 "$base/all" "$base/dependents" > "$base/expected"
+diff "$base/expected" "$base/ran" || { echo "hermetic: libs/$touched changed; < should have run, > ran without need"; exit 1; }
+echo "hermetic: libs/$touched changed, $(wc -l < "$base/ran") of $(wc -l < "$base/all") tests ran, its dependents and no other"

