@@ -16,8 +16,8 @@ from align.checkpoint import Adapter, CheckpointError, Saver, _files, _save, lat
 def arguments(seed=0, keep=9, **changes):
     model, optimizer = trained_once(seed)
     return {
-        "model": model, "optimizer": optimizer, "tokenizer_files": None, "trainer_state": {"seed": seed}, "tensors": {"rng": torch.zeros(1)},
-        "keep": keep, **changes,
+        "model": model, "optimizer": optimizer, "tokenizer_files": None, "trainer_state": {"seed": seed},
+        "tensors": {"rng": torch.zeros(1)}, "keep": keep, **changes,
     }  # fmt: skip
 
 

@@ -3,8 +3,14 @@
 import json
 from pathlib import Path
 
-from train_parity_cases import compare
+from train_parity_cases import compare, compare_adapter
+
+DATA = Path(__file__).parent / "data"
 
 
 def test_fifty_steps_are_those_of_transformers(tmp_path):
-    compare(tmp_path, json.loads((Path(__file__).parent / "data" / "parity.json").read_text()))
+    compare(tmp_path, json.loads((DATA / "parity.json").read_text()))
+
+
+def test_an_exported_adapter_means_in_peft_what_it_means_here():
+    compare_adapter(json.loads((DATA / "peft.json").read_text()))

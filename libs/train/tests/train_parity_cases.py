@@ -8,13 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from train_cases import made
 
 from align.data import Encoded, Example
 from align.model import Decoder, ModelConfig
 from align.model import save as save_model
 from align.tracking import read_history
-from align.train import ScheduleConfig, SftModule, learning_rate
+from align.train import (
+    LoraConfig,
+    ScheduleConfig,
+    SftModule,
+    adapter_config,
+    adapter_tensors,
+    add_lora,
+    learning_rate,
+    lora_parameters,
+    merge_lora,
+)
 
 STEPS, LR = 50, 1e-3
 SHAPE = {
@@ -63,11 +74,43 @@ def rows():
     return Encoded(made_of, len(made_of), collections.Counter(), 0, sum(len(each.ids) for each in made_of), trained, digest)
 
 
+LORA = LoraConfig(rank=4, alpha=12.0, targets=["q_proj", "v_proj", "o_proj", "down_proj"])
+
+
+def adapted(case):
+    """The case's model with an adapter that is a function of its place, too."""
+    model = model_of(case)
+    add_lora(model, LORA, seed=0)
+    with torch.no_grad():
+        for number, parameter in enumerate(lora_parameters(model)):
+            parameter.copy_(0.2 * mixed(torch.arange(parameter.numel()) + (number << 22)).view_as(parameter))
+    return model
+
+
+def write_adapter(model, folder):
+    """The adapter's two files, as a checkpoint has them."""
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(adapter_config(LORA)))
+    save_file({name: tensor.contiguous() for name, tensor in adapter_tensors(model).items()}, folder / "adapter_model.safetensors")
+
+
+def compare_adapter(answers):
+    """Logits of the adapted model and of the merged one, within 1e-5 of peft's."""
+    for case in CASES:
+        model, ids = adapted(case), torch.arange(12)[None] * 7 % SHAPE["vocab_size"]
+        for name in ("logits", "merged"):
+            with torch.no_grad():
+                ours = model.lm_head(model(ids))[0, ::3, ::8]
+            assert (ours - torch.tensor(answers[case][name])).abs().max() <= 1e-5, (case, name)
+            merge_lora(model)
+
+
 def write(folder):
     """What the oracle reads."""
     folder.mkdir(parents=True, exist_ok=True)
     for case in CASES:
         save_model(model_of(case), folder / case)
+        write_adapter(adapted(case), folder / "adapters" / case)
     told = {
         "cases": list(CASES), "rows": [[each.ids.tolist(), each.mask.tolist()] for each in examples()], "weight_decay": 0.1,
         "rates": [learning_rate(SCHEDULE, LR, step, STEPS) for step in range(STEPS)], "betas": [0.9, 0.95], "eps": 1e-8,
