@@ -4,6 +4,7 @@ it to.
 A submission proves its statement when it holds `theorem NAME : STATEMENT := proof`; `uses NAME` needs a name of an environment below. A
 comment `-- fake: WORD …` in any request makes it misbehave; the words are the branches of `misbehave`."""
 
+import errno
 import json
 import os
 import re
@@ -114,6 +115,24 @@ def misbehave(words: list[str], reply: bytes) -> bytes:
     elif word == "file":
         with open(words[1], "wb") as file:
             file.write(b"z" * int(words[2]))
+    elif word == "escape":  # what a confined process may not do, each with what came of it
+        import socket
+
+        for attempt in (
+            lambda: open(words[1], "wb"),
+            lambda: os.unlink(__file__),
+            lambda: os.mkdir(words[1] + ".d"),
+            lambda: os.truncate(words[2], 0),
+            lambda: os.kill(int(words[3]), 0),
+            lambda: open(f"/proc/{words[3]}/mem", "rb").read(1),
+            lambda: socket.create_connection(("127.0.0.1", int(words[4])), 1),
+        ):
+            try:
+                attempt()
+                os.write(2, b"done ")
+            except OSError as error:
+                os.write(2, f"{errno.errorcode[error.errno or 0]} ".encode())
+        os._exit(3)
     elif word == "sleep":
         time.sleep(float(words[1]))
     elif word == "error":

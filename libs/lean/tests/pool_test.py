@@ -1,9 +1,11 @@
 """The pool and the verdict's protocol on a scripted REPL: framing, faults at every point, caps, nothing left behind."""
 
+import ctypes
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -103,7 +105,7 @@ def test_faults(pool, what: str, status: str, reason: str, tmp_path: Path):
     verdict = judge(pool, fake(what.replace("written", str(tmp_path / "written"))))
     if what.startswith("file"):
         assert verdict.status in ("resource", "crash")
-        assert (tmp_path / "written").stat().st_size <= LIMITS.file_bytes
+        assert not (tmp_path / "written").exists() or (tmp_path / "written").stat().st_size <= LIMITS.file_bytes
     elif what == "big 1000000":  # env 0 is the header's: the theorem is not in it
         assert (verdict.status, verdict.reason) == ("reject", "name_missing")
     else:
@@ -222,6 +224,20 @@ def test_a_childs_environment_is_four_names_and_its_limits_hold():
         assert os.getsid(supervisor) == supervisor
         assert sorted(os.listdir(f"/proc/{child}/fd")) == ["0", "1", "2"]
         assert not any(os.readlink(link).startswith("socket:") for link in Path(f"/proc/{child}/fd").iterdir())
+
+
+def test_a_child_may_change_nothing_and_reach_nobody(pool, tmp_path: Path):
+    version = ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        verdict = judge(pool, fake(f"escape {tmp_path}/made {kept} {os.getpid()} {port}"))
+    assert verdict.status == "crash"
+    outcomes = verdict.detail.split()[-7:]
+    for since, outcome, wanted in zip((1, 1, 1, 3, 6, 1, 4), outcomes, ("EACCES",) * 4 + ("EPERM", "EACCES", "EACCES"), strict=True):
+        assert outcome == wanted or version < since or (wanted == "EACCES" and outcome == "EPERM"), outcomes
+    assert version < 3 or (kept.read_text() == "kept" and sorted(os.listdir(tmp_path)) == ["kept"])
 
 
 def test_memory_stops_within_the_overshoot():
