@@ -172,6 +172,21 @@ F \lfloor x+y\rfloor ~ \lfloor x\rfloor+\lfloor y\rfloor
 T \lfloor x+3\rfloor ~ 3+\lfloor x\rfloor
 T \lceil x\rceil ~ -\lfloor-x\rfloor
 F \frac{|x-10^8|}{x-10^8} ~ -1
+F |\ln x| ~ \ln x
+F |\sin x| ~ \sin x
+F \sqrt{\sin^2 x} ~ \sin x
+F \sqrt{(e^x-1)^2} ~ e^x-1
+T \sqrt{\ln^2 x} ~ |\ln x|
+T |e^x| ~ e^x
+T 5\text{ million} ~ 5000000
+F 5\text{ million} ~ 5
+F 5\text{ p.m.} ~ 5\text{ a.m.}
+F 10^\circ\text{C} ~ 10^\circ\text{F}
+F 3\pmod 7 ~ 3\pmod 8
+F \{x\in\mathbb{Z} \mid 0<x<5\} ~ (0,5)
+T \{x\in\mathbb{Z} \mid 0<x<5\} ~ \{1,2,3,4\}
+F \emptyset ~ (0,0)
+F x\in(1,2) ~ x=1,2
 T x\sqrt{x} ~ x^{3/2}
 T \ln(3+2\sqrt2) ~ 2\ln(1+\sqrt2)
 F \ln(\sqrt2+10^{-400}) ~ \ln\sqrt2

@@ -104,9 +104,10 @@ def braced_set(g: Grammar) -> Read:
 
 def builder(g: Grammar, bound: Read, start: int) -> Read:
     """The condition of a set builder is an item of its own; the reader parses it from its tokens."""
+    domain = None
     if g.is_cmd("in"):
         g.at += 1
-        g.expression()
+        domain = op.as_value(g.expression())
     if not g.is_op("|", ":"):
         raise Unreadable("a set builder without a condition")
     g.at += 1
@@ -122,7 +123,7 @@ def builder(g: Grammar, bound: Read, start: int) -> Read:
         g.at += 1
     condition = g.tokens[begin : g.at]
     g.at += 1
-    return Value("set", op.node_or_none(bound), info=("builder", condition))
+    return Value("set", op.node_or_none(bound), items=(domain,) if domain else (), info=("builder", condition))
 
 
 def matrix(g: Grammar, name: str) -> Read:

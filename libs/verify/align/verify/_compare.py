@@ -9,7 +9,7 @@ from align.verify import _units as units
 from align.verify._budget import OverBudget, spend
 from align.verify._decide import same, within
 from align.verify._relations import same_equation, same_inequality, sides
-from align.verify._sets import Undecided, real_set, same_sets
+from align.verify._sets import Undecided, real_set, same_builders, same_sets
 from align.verify._tree import Node
 from align.verify._values import Value
 
@@ -269,5 +269,9 @@ def _as_real_sets(a: Value, b: Value) -> bool | None:
     except Undecided:
         return None
     if left is None or right is None:
-        return a.kind == b.kind == "set" and bool(a.source) and a.source == b.source
+        if a.kind != "set" or b.kind != "set":
+            return False
+        if isinstance(a.info, tuple) and isinstance(b.info, tuple) and left is right is None and same_builders(a, b):
+            return True
+        return bool(a.source) and a.source == b.source
     return same_sets(left, right)

@@ -11,7 +11,7 @@ from align.verify._ball import Point, Straddles, Unknown
 from align.verify._budget import OverBudget, spend, spend_divisor
 from align.verify._closed import vanishes
 from align.verify._exact import exact_value
-from align.verify._normal import normal
+from align.verify._normal import normal, sign_of
 from align.verify._pieces import points
 from align.verify._tree import Node
 
@@ -64,9 +64,11 @@ def same(a: Node, b: Node) -> bool | None:
     if tree.value_of(difference) is not None:
         return difference == tree.ZERO
     atoms = _atoms(difference)
-    found = _formal(difference, (left, right), names, atoms, noise)
+    signed = {atom for atom in atoms if atom[0] == "f" and atom[1] not in _ONE_SIGN and tree.symbols(atom)}
+    variables = sorted([("s", name) for name in names] + list(signed), key=tree.text)
+    found = _formal(difference, (left, right), variables, atoms - signed, noise)
     if found and names:
-        found = _on_pieces(difference, (left, right), names, atoms, noise)
+        found = _on_pieces(difference, (left, right), variables, atoms - signed, noise)
     if found is True or (found is False and not atoms):
         return found
     if names:
@@ -168,30 +170,39 @@ def _atoms(node: Node) -> set[Node]:
     return {item for item in tree.nodes(node, lambda item: not _is_atom(item)) if _is_atom(item)}
 
 
+_ONE_SIGN = ("E", "EI", "P", "fact")  # atoms whose values have a sign that is known, or none
+
+
 def _is_atom(node: Node) -> bool:
     tag = node[0]
     if tag == "f":
-        return node[1] not in ("abs", "max", "min", "cosr", "sinr")
-    return node in (tree.PI, tree.E) if tag == "c" else tag == "^" and node[2][0] != "q"
+        return node[1] not in ("abs", "max", "min", "cosr", "sinr") or (node[1] in ("abs", "max", "min") and _complex(node))
+    if tag == "^":
+        return node[2][0] != "q" or (node[2][1].__class__ is not int and node[2][1].denominator % 2 == 0 and _complex(node[1]))
+    return node in (tree.PI, tree.E)
 
 
-def _formal(difference: Node, sides: tuple[Node, Node], names: set[str], atoms: set[Node], noise: modular.Noise) -> bool | None:
-    """Whether a difference is zero for all values of its symbols and atoms: exact zeros at random points of both signs.
+def _complex(node: Node) -> bool:
+    """Whether a function has e^(ix) in it, which is taken for a variable: nothing can be said about its modulus, order or root then."""
+    return any(item == tree.I or item[:2] == ("f", "EI") for item in tree.nodes(node)) and bool(tree.symbols(node))
+
+
+def _formal(difference: Node, sides: tuple[Node, Node], variables: list[Node], atoms: set[Node], noise: modular.Noise) -> bool | None:
+    """Whether a difference is zero for all values of its variables (of both signs) and atoms (of one): exact zeros at random points.
 
     Signs for which neither side is defined (roots of negative numbers) are left out; if only one side is, nothing is claimed.
     """
     zeros = 0
-    ordered = sorted(names)
     powers = _fractional_powers(difference, atoms)
-    patterns = _signs(len(ordered), noise)
-    trials = len(patterns) if names or atoms else 1
+    patterns = _signs(len(variables), noise)
+    trials = len(patterns) if variables or atoms else 1
     for trial in range(3 * trials):
         values: dict[Node, Read] = {}
         pattern = patterns[trial % len(patterns)]
-        for name, negative in zip(ordered, pattern, strict=True):
+        for variable, negative in zip(variables, pattern, strict=True):
             size = noise.next() % 997 + 2
             value = Fraction(size, noise.next() % 31 + 1) if trial % 2 else Fraction(size)
-            values[("s", name)] = -value if negative else value
+            values[variable] = -value if negative else value
         _give_all(values, atoms, powers, noise)
         found = _zero_at(difference, values)
         if found is False:
@@ -218,13 +229,16 @@ def _defined(node: Node, values: dict[Node, Read]) -> bool:
     return True
 
 
-def _on_pieces(difference: Node, sides: tuple[Node, Node], names: set[str], atoms: set[Node], noise: modular.Noise) -> bool | None:
+def _on_pieces(difference: Node, sides: tuple[Node, Node], variables: list[Node], atoms: set[Node], noise: modular.Noise) -> bool | None:
     """Whether an identity that holds at random points holds on every piece of functions such as |u|, as far as `points` finds them."""
-    powers = _fractional_powers(difference, atoms)
+    positive = {atom for atom in atoms if atom[0] == "f" and atom[1] in ("E", "P") and tree.symbols(atom)}
+    given: dict[Node, Read] = {}
+    _give_all(given, atoms - positive, _fractional_powers(difference, atoms - positive), noise)
     zeros, tried = 0, 0
-    for point in points(difference, sorted(names), noise):
-        values: dict[Node, Read] = dict(point)
-        _give_all(values, atoms, powers, noise)
+    for point in points(difference, [*variables, *sorted(positive, key=tree.text)], given, noise):
+        if any(point[atom] <= 0 for atom in positive):
+            continue
+        values = {**given, **point}
         found = _zero_at(difference, values)
         if found is False:
             return False
@@ -246,7 +260,11 @@ def _fractional_powers(node: Node, atoms: set[Node]) -> dict[Node, Read]:
 
 def _give_all(values: dict[Node, Read], atoms: set[Node], powers: dict[Node, Read], noise: modular.Noise) -> None:
     for atom in sorted(atoms, key=tree.text):
-        _give(values, atom, powers.get(atom, ()), Fraction(noise.next() % 9973 + 2, noise.next() % 7 + 1))
+        value = Fraction(noise.next() % 9973 + 2, noise.next() % 7 + 1)
+        if atom[0] == "f" and atom[1] not in _ONE_SIGN and sign_of(atom) < 0:  # the logarithm of a half
+            values[atom] = -value
+        else:
+            _give(values, atom, powers.get(atom, ()), value)
 
 
 def _give(values: dict[Node, Read], atom: Node, exponents: Read, root: Fraction) -> None:

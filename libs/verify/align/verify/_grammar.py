@@ -36,6 +36,7 @@ class Grammar:
         self.signs = signs
         self.plus_minus = 0
         self.apply_at = -1  # a bracket here holds arguments: f(x) = …
+        self.factor = 1  # of a word of number after the expression: million
         self.index = ""  # the index of a sum, which may be named i
 
     # Tokens.
@@ -184,7 +185,7 @@ class Grammar:
     def raise_to(self, left: Read) -> Read:
         if self.is_cmd("circ"):
             self.at += 1
-            return ("f", "deg", op.node_of(left))
+            return self.degrees(left)
         if self.is_op("*", "'") or self.is_cmd("prime", "star", "dagger"):
             self.at += 1
             return op.renamed(left, "'")
@@ -192,8 +193,14 @@ class Grammar:
             inner = self.peek(1)
             if inner.value in ("circ", "prime", "star", "dagger", "'", "*"):
                 self.at += 3
-                return ("f", "deg", op.node_of(left)) if inner.value == "circ" else op.renamed(left, "'")
+                return self.degrees(left) if inner.value == "circ" else op.renamed(left, "'")
         return op.raised(left, self.exponent())
+
+    def degrees(self, left: Read) -> Read:
+        """An angle, or with C or F at the end a temperature, whose letter is left to the reader of units."""
+        if self.peek().kind == "sym" and self.peek().value in ("C", "F") and self.peek(1).kind == "end":
+            self.tokens[self.at] = Token("text", self.peek().value, False)
+        return ("f", "deg", op.node_of(left))
 
     def exponent(self) -> Read:
         """The exponent of ^ or **: a group, or one factor with its sign, and what it is raised to itself."""

@@ -43,7 +43,7 @@ def _normal(node: Node) -> Node:
     if tag == "f":
         if node[1] in ("sum", "prod"):
             return node
-        known = _sign(node[2]) if node[1] == "abs" else 0
+        known = sign_of(node[2]) if node[1] == "abs" else 0
         if known:
             inside = normal(node[2])
             return inside if known > 0 else tree.neg(inside)
@@ -246,7 +246,7 @@ def _floor(u: Node) -> Node:
     return add(("f", "floor", _sorted(add(u, ("q", -whole)))), ("q", whole)) if whole else ("f", "floor", u)
 
 
-def _sign(node: Node) -> int:
+def sign_of(node: Node) -> int:
     """The sign of a real constant, as far as a first interval shows it; 0: not shown."""
     if tree.symbols(node) or tree.contains(node, tree.INF):
         return 0

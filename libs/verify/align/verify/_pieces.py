@@ -20,25 +20,31 @@ TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MAX_INNER = 12
+    Line = dict[Node, tuple[Fraction, Fraction]]  # start and slope of each variable
+
+_MAX_INNER = 16
 _MAX_BITS = 400
 
 
-def points(difference: Node, names: list[str], noise: Noise) -> Iterator[dict[Node, Fraction]]:
-    """Values of the symbols on every piece; none when there are no pieces. Raises: OverBudget for too many."""
-    inner = _inner(difference)
+def points(difference: Node, variables: list[Node], given: dict[Node, Fraction], noise: Noise) -> Iterator[dict[Node, Fraction]]:
+    """Values of the variables on every piece, where the atoms have the values `given`; none when there are no pieces.
+
+    Raises: OverBudget for too many pieces.
+    """
+    inner = [node for node in _inner(difference) if node not in variables]  # a variable has had both signs
     if not inner:
         return
+    inner += [node for node in variables if node[0] == "f"]  # e^x ends at zero
     if len(inner) > _MAX_INNER:
         raise OverBudget
     reach = min(_MAX_BITS, 4 + sum(tree.bits(item[1]) for item in tree.nodes(difference) if item[0] in "qd"))
-    for _ in range(1 if len(names) == 1 else 2):
-        line = {name: (Fraction(noise.next() % 89, 11), Fraction(noise.next() % 61 + 7, 13)) for name in names}
-        if len(names) == 1:
-            line = {names[0]: (Fraction(0), Fraction(1))}
+    for _ in range(1 if len(variables) == 1 else 2):
+        line = {node: (Fraction(noise.next() % 89, 11), Fraction(noise.next() % 61 + 7, 13)) for node in variables}
+        if len(variables) == 1:
+            line = {variables[0]: (Fraction(0), Fraction(1))}
         elif noise.next() & 1:
-            line[names[0]] = (line[names[0]][0], -line[names[0]][1])
-        for t in _stops(inner, line, reach, noise):
+            line[variables[0]] = (line[variables[0]][0], -line[variables[0]][1])
+        for t in _stops(inner, line, given, reach, noise):
             yield _at(line, t)
 
 
@@ -53,18 +59,18 @@ def _inner(difference: Node) -> list[Node]:
             found.add(item[1])
             if item[1][0] == "^":
                 found.add(item[1][1])
-    return sorted((node for node in found if node[0] != "s" and tree.symbols(node)), key=tree.text)  # a symbol has had both signs
+    return sorted((node for node in found if tree.symbols(node)), key=tree.text)
 
 
-def _at(line: dict[str, tuple[Fraction, Fraction]], t: Fraction) -> dict[Node, Fraction]:
-    return {("s", name): start + slope * t for name, (start, slope) in line.items()}
+def _at(line: Line, t: Fraction) -> dict[Node, Fraction]:
+    return {node: start + slope * t for node, (start, slope) in line.items()}
 
 
-def _stops(inner: list[Node], line: dict[str, tuple[Fraction, Fraction]], reach: int, noise: Noise) -> list[Fraction]:
+def _stops(inner: list[Node], line: Line, given: dict[Node, Fraction], reach: int, noise: Noise) -> list[Fraction]:
     """Parameters on both sides of every zero that is found, and on a grid of magnitudes."""
     zeros: set[Fraction] = set()
     for node in inner:
-        zeros.update(_zeros([exact_value(node, _at(line, Fraction(t))) for t in range(5)]))
+        zeros.update(_zeros([exact_value(node, {**given, **_at(line, Fraction(t))}) for t in range(5)]))
     ordered = sorted(zeros)
     spend(20 * len(ordered))
     stops = [sign * Fraction(2) ** (reach * k // 6) * (1 + Fraction(noise.next() % 97, 301)) for k in (-1, 0, 2, 4, 6) for sign in (1, -1)]

@@ -11,7 +11,7 @@ from align.verify import _units as units
 from align.verify._budget import OverBudget, Unreadable, restart, spend
 from align.verify._grammar import Grammar
 from align.verify._lex import Token, balanced, clean, lex
-from align.verify._operate import plain
+from align.verify._operate import plain, times
 from align.verify._values import Value, number_set, of_node
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
@@ -238,7 +238,8 @@ def _relation(grammar: Grammar) -> Value:
         grammar.at += 2
     grammar.apply_at = _application(grammar.tokens, grammar.at)
     sides, signs = [grammar.expression()], []
-    unit = currency or _unit(grammar)
+    unit = _unit(grammar)
+    unit = currency or unit
     while True:
         token = grammar.peek()
         if token.kind == "end":
@@ -253,19 +254,28 @@ def _relation(grammar: Grammar) -> Value:
             grammar.at += 1
             sign = ":"
         elif token.kind == "cmd" and token.value == "pmod":
-            grammar.at = len(grammar.tokens)
-            break
+            grammar.at += 1
+            unit = units.modulus(tree.text(plain(grammar.group())))
+            continue
         else:
             raise Unreadable(f"{token.value!r} after the end of an expression")
         while grammar.is_op("$"):
             grammar.at += 1
             currency = units.unit("dollar")
+        sides[-1] = _multiplied(grammar, sides[-1])
         signs.append(sign)
         sides.append(grammar.expression())
         unit = _unit(grammar) or currency or unit
+    sides[-1] = _multiplied(grammar, sides[-1])
     if not signs:
         return _with_unit(sides[0], unit)
     return _chain([_with_unit(side, None) for side in sides], signs, unit)
+
+
+def _multiplied(grammar: Grammar, side: Read) -> Read:
+    """A side times the word of number that followed it."""
+    factor, grammar.factor = grammar.factor, 1
+    return side if factor == 1 else times(side, ("q", factor))
 
 
 def _application(tokens: list[Token], start: int) -> int:
@@ -310,6 +320,8 @@ def _unit(grammar: Grammar) -> Read:
         else:
             break
         grammar.at += 1
+    while words and words[0].lower().removesuffix("s") in units.MULTIPLIERS:  # 5 million is a number, not five of a thing
+        grammar.factor *= units.MULTIPLIERS[words.pop(0).lower().removesuffix("s")]
     phrase = " ".join(words)
     if len(phrase.split()) > 6:
         raise Unreadable("a sentence after the number")
@@ -319,7 +331,7 @@ def _unit(grammar: Grammar) -> Read:
 def _with_unit(item: Read, unit: Read) -> Value:
     if item.__class__ is tuple:
         if item[0] == "f" and item[1] == "deg":
-            item, unit = item[2], units.DEGREE
+            item, unit = item[2], units.TEMPERATURES.get(unit.words if unit else "", units.DEGREE)
         elif item[0] == "f" and item[1] == "pct":
             item, unit = item[2], units.PERCENT
         return of_node(item, unit=unit)
@@ -341,6 +353,8 @@ def _chain(sides: list[Value], signs: list[str], unit: Read) -> Value:
     if signs[-1] == "in" and len(signs) == 1:
         if sides[1].kind not in ("set", "interval", "tuple", "list"):
             raise Unreadable("membership in something that is no set")
+        if sides[1].kind == "tuple" and len(sides[1].items) == 2 and sides[1].info == "()":
+            sides[1].kind = "interval"
         sides[1].name = _name(sides[0]) or "?"
         return sides[1]
     if any(sign in ("in", "notin") for sign in signs):

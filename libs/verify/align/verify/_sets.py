@@ -22,7 +22,11 @@ class Undecided(Exception):
 def real_set(value: Value) -> list[Piece] | None:
     """The pieces of a set of real numbers; None when the value describes no such set. Raises: Undecided."""
     kind, info = value.kind, value.info
-    if kind == "interval" or (kind == "tuple" and info == "()" and len(value.items) == 2):
+    if kind == "tuple":  # (0, 0) is a point, no empty interval
+        if info != "()" or len(value.items) != 2:
+            return None
+        return _interval(value.items[0].node, False, value.items[1].node, False) or None
+    if kind == "interval":
         return _interval(value.items[0].node, info[0] == "[", value.items[1].node, info[1] == "]")
     if kind == "inequality":
         return _inequality(value, None)
@@ -203,7 +207,43 @@ def _joined(value: Value, name: str | None) -> list[Piece] | None:
 
 
 def _builder(value: Value) -> list[Piece] | None:
-    """{x | condition}, where the condition bounds x."""
+    """{x in a domain | condition}, where the condition bounds x; of whole numbers only when there are few."""
+    pieces = _conditions(value)
+    if pieces is None or not value.items:
+        return pieces
+    domain = value.items[0]
+    if domain.kind != "set" or domain.info != "all":
+        limits = real_set(domain)
+        return None if limits is None else _cut(pieces, limits)
+    if domain.sides == ("R",):
+        return pieces
+    return _whole(pieces, domain.sides == ("N",)) if domain.sides in (("Z",), ("N",)) else None
+
+
+def _whole(pieces: list[Piece], natural: bool) -> list[Piece] | None:
+    """The whole numbers in bounded pieces; None when there are many, or when it depends on whether zero is a natural number."""
+    members: list[int] = []
+    for low, closed, high, shut in pieces:
+        a, b = tree.value_of(low), tree.value_of(high)
+        if a is None or b is None or b - a > _MAX_PIECES:
+            return None
+        first = a.__ceil__() + (a.__ceil__() == a and not closed)
+        last = b.__floor__() - (b.__floor__() == b and not shut)
+        members.extend(range(first, last + 1))
+    if natural and (0 in members or any(member < 0 for member in members)):
+        return None
+    return _merged([(("q", member), True, ("q", member), True) for member in members])
+
+
+def same_builders(a: Value, b: Value) -> bool | None:
+    """Whether two builders have one domain and the same condition."""
+    if not (a.items and b.items) or a.items[0].sides != b.items[0].sides or a.items[0].info != "all":
+        return False
+    left, right = _conditions(a), _conditions(b)
+    return False if left is None or right is None else same_sets(left, right)
+
+
+def _conditions(value: Value) -> list[Piece] | None:
     if value.node is None or value.node[0] != "s":
         return None
     try:

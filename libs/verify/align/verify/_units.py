@@ -49,6 +49,8 @@ _define("yuan", "yuan rmb RMB=1")
 _define("yen", "yen=1")
 _define("rupee", "rupee Rs=1")
 _define("angle", "deg degree=1")
+_define("morning", "am=1")
+_define("evening", "pm=1")
 _define("percent", "percent pct=1")
 _define("temperature", "celsius=1")
 _define("fahrenheit", "fahrenheit=1")
@@ -61,7 +63,7 @@ _define("current", "A ampere amp=1")
 _define("voltage", "V volt=1")
 _define("frequency", "Hz hertz=1;kHz=1000;MHz=1000000")
 
-_NEVER_BARE = ("in", "day", "min", "ms", "gal")
+_NEVER_BARE = ("am", "pm", "in", "day", "min", "ms", "gal")
 BARE = frozenset(name for name in _TABLE if len(name) > 1 and name not in _NEVER_BARE) | {"mph", "kph", "miles", "hours"}
 """Words that name a unit even outside of \\text."""
 
@@ -72,6 +74,7 @@ _REFUSED = frozenset(
 )
 _WORD = re.compile(r"[A-Za-z$]+|\^\{?-?[0-9]+\}?|/")
 _IGNORED = frozenset(["unit", "units", "of", "the", "in", "a", "an", "total", "each", "about", "approximately", "roughly"])
+MULTIPLIERS = {"hundred": 100, "thousand": 1_000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _LONG = frozenset(["square", "sq", "cubic", "cu"])
 
 
@@ -142,6 +145,11 @@ def of_letters(powers: list[tuple[str, int]]) -> Unit | None:
     return unit(" ".join([*above, "/", *below]))
 
 
+def modulus(number: str) -> Unit:
+    """ "(mod 7)" after a number: like a unit it may be left out, and two that differ are in conflict."""
+    return Unit(Fraction(1), ((f"modulo {number}", 1),), True, f"modulo {number}")
+
+
 def is_unit(words: str) -> bool:
     """Whether every word of a phrase names a unit."""
     try:
@@ -152,9 +160,14 @@ def is_unit(words: str) -> bool:
 
 
 DEGREE = unit("degree")
+_CELSIUS, _FAHRENHEIT = unit("celsius"), unit("fahrenheit")
+TEMPERATURES = dict.fromkeys(["C", "Celsius", "celsius"], _CELSIUS) | dict.fromkeys(["F", "Fahrenheit", "fahrenheit"], _FAHRENHEIT)
+_DEGREES = frozenset(["angle", "temperature", "fahrenheit"])
 PERCENT = unit("percent")
 
 
 def conflict(a: Unit, b: Unit) -> bool:
     """Whether two stated units cannot both be right: both are known and measure different things."""
+    if DEGREE in (a, b) and {name for name, _ in (*a.dimensions, *b.dimensions)} <= _DEGREES:
+        return False  # 20° and 20 °C
     return a.known and b.known and a.dimensions != b.dimensions
