@@ -75,11 +75,11 @@ class PpoConfig(TrainerConfig):
     policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(kl=0.2, kl_in="reward", kl_estimator="k1", clip_high=0.2))
     tripwire: TripwireConfig = field(default_factory=TripwireConfig)
     train: TrainConfig = field(
-        default_factory=lambda: TrainConfig(max_steps=60, global_batch=128, micro_batch=128, threads=1, log_every=10)
+        default_factory=lambda: TrainConfig(max_steps=30, global_batch=128, micro_batch=128, threads=1, log_every=10)
     )
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.0))
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(name="constant", warmup_steps=10))
-    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=20, keep=2))
+    checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=10, keep=2))
     eval: SampledEval = field(default_factory=SampledEval)
     guard: GuardSection = field(default_factory=GuardSection)
 

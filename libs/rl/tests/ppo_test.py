@@ -212,8 +212,8 @@ def test_credit_is_gae_of_step_rewards_and_kl(how):
     paid, values, mask = (torch.zeros(len(answers), width, dtype=torch.float64) for _ in range(3))
     for row, each in enumerate(answers):
         whole, start = torch.tensor([[*each.prompt_ids, *each.ids]]), len(each.prompt_ids)
-        judged = prm.lm_head(prm(whole))[0].double()
-        logprobs = [m.lm_head(m(whole)).double().log_softmax(-1)[0] for m in (model, reference)]
+        judged = prm.lm_head(prm(whole))[0].detach().double()
+        logprobs = [m.lm_head(m(whole)).detach().double().log_softmax(-1)[0] for m in (model, reference)]
         told = critic.values({"input_ids": whole, "lengths": torch.tensor([whole.shape[1]])})
         values[row, : len(each.ids)] = told.detach()[0, start - 1 : -1].double()
         last = 0.5

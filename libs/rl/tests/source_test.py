@@ -60,7 +60,9 @@ def source(*, answer=random_answer, reward=lambda row, text: float(text.split()[
 
 
 def same(a, b):
-    return len(a) == len(b) and all(x.keys() == y.keys() and all(bool(torch.as_tensor(x[k]).equal(torch.as_tensor(y[k]))) for k in x) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x.keys() == y.keys() and all(bool(torch.as_tensor(x[k]).equal(torch.as_tensor(y[k]))) for k in x) for x, y in zip(a, b, strict=True)
+    )
 
 
 def test_a_step_holds_whole_groups_and_counts_what_it_trains():
