@@ -87,7 +87,6 @@ def training(size, heads, kv_heads, inner):
 def vocabulary(size):
     logits, ids = empty(2816, size), ints(2816)
     _linear_loss._launch_rows(logits, ids, None, 0.0, 0.0, True)
-    _linear_loss._launch_rows(logits, ids, None, 0.1, 1e-4, True)
     _linear_loss._launch_rows(logits, ids, None, 0.0, 0.0, False, floats(2816))
     _linear_loss._launch_slope(logits, ids, None, floats(2816), floats(2816))
     rows = 64
@@ -97,24 +96,20 @@ def vocabulary(size):
 
 def decoding(rows, heads, kv_heads):
     lengths, q = ints(rows, dtype=torch.int32), empty(rows, heads, 128)
-    counters = ints(rows * kv_heads, dtype=torch.int32)
-    for attend, more in (
-        (_decode_attention._decode, (counters,)),
-        (_decode_attention._decode, (None,)),
-        (_invariant_attention._decode, ()),
-    ):
-        attend(q, empty(rows, 4096, kv_heads, 128), empty(rows, 4096, kv_heads, 128), lengths, None, 0.1, 0, *more)
-        for page in (16, 64):
-            pages = empty(1024, page, kv_heads, 128)
-            attend(q, pages, pages, lengths, ints(rows, 16, dtype=torch.int32), 0.1, 4096, *more)
+    counters, cache = ints(rows * kv_heads, dtype=torch.int32), empty(rows, 4096, kv_heads, 128)
+    pages, table = {page: empty(1024, page, kv_heads, 128) for page in (16, 64)}, ints(rows, 64, dtype=torch.int32)
+    _decode_attention._decode(q, cache, cache, lengths, None, 0.1, 0, None)
+    for page in pages:
+        _decode_attention._decode(q, pages[page], pages[page], lengths, table, 0.1, 4096, counters)
+    _invariant_attention._decode(q, cache, cache, lengths, None, 0.1, 0)
+    _invariant_attention._decode(q, pages[64], pages[64], lengths, table, 0.1, 4096)
 
 
-def matrices():
-    for outputs, size in ((4096, 14336), (14336, 4096), (2048, 2048)):
-        for batch in (1, 16):
-            _gemv._gemv(empty(batch, size), empty(outputs, size), empty(batch, outputs))
-        for rows in (1, 8192):
-            _invariant_linear._linear(empty(rows, size), empty(outputs, size), None)
+def matrices(outputs, size):
+    for batch in (1, 16):
+        _gemv._gemv(empty(batch, size), empty(outputs, size), empty(batch, outputs))
+    for rows in (1, 8192):
+        _invariant_linear._linear(empty(rows, size), empty(outputs, size), None)
 
 
 def report():
@@ -129,13 +124,10 @@ def report():
 
     JITFunction.run = launch
     _runtime.use_kernel = lambda x: True
-    training(2048, 16, 4, 7168)
     training(4096, 32, 8, 14336)
     vocabulary(32768)
-    vocabulary(128256)
     decoding(1, 32, 8)
-    decoding(256, 16, 4)
-    matrices()
+    matrices(4096, 14336)
     heads, kv_heads = empty(8192, 32, 128), empty(8192, 8, 128)
     _invariant_attention._attention(heads, kv_heads, kv_heads, ints(5, dtype=torch.int32), 4096, 0.1, 0)
 
