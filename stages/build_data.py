@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from align.data import (
     build_shards,
     bundled_rows,
     chat_rows,
+    check_encoding,
     encode_rows,
     is_held_out,
     read_rows,
@@ -118,7 +119,7 @@ def build_data(call: Invocation[BuildDataConfig]) -> int:
     # Load: tokenizer, tests, the list of files.
     own = find(config.shards.tokenizer)
     tokenizer = resolve_tokenizer(own if own.exists() else config.shards.tokenizer)
-    tests = dict(map(test_set, config.tests.sets))
+    tests = dict(map(questions_of, config.tests.sets))
     if len(tests) < len(config.tests.sets):
         raise ConfigError(f"tests.sets names a set twice: {', '.join(config.tests.sets)}")
     reading = reading_of(config.data)
@@ -134,8 +135,9 @@ def build_data(call: Invocation[BuildDataConfig]) -> int:
         try:
             with stopped_by_signals():
                 # Rows: read, checked, without copies and contamination, split.
+                fits = partial(check_kind, config, tokenizer)
                 kept = folder.kept(files_on_disk(config.data.sources)) or folder.keep(
-                    sift(config, folder.files, reading, tests, hub, templated=has_template(config, tokenizer), alive=run.alive)
+                    sift(config, folder.files, reading, tests, hub, fits=fits, alive=run.alive)
                 )
                 say(f"rows     {kept.summary()}")
                 write_tests(run_dir / "tests", tests)
@@ -163,6 +165,10 @@ def check(config: BuildDataConfig) -> None:
         raise ConfigError(f"data.rows is {config.data.rows}; it must be at least 1, or none for all")
     if config.tests.words and not config.tests.sets:
         raise ConfigError(f"tests.words is {config.tests.words}, but tests.sets is empty; name the sets, or set tests.words=0")
+    if min(config.shards.rows_per_shard, config.shards.processes) < 1:
+        raise ConfigError(
+            f"shards.rows_per_shard {config.shards.rows_per_shard} and processes {config.shards.processes} must be at least 1"
+        )
     for word in config.data.rename:
         if not all(word.partition("=")):
             raise ConfigError(f"data.rename {word!r} is not of the form theirs=ours")
@@ -171,8 +177,22 @@ def check(config: BuildDataConfig) -> None:
         Contamination({}, n=config.tests.words)
 
 
-def has_template(config: BuildDataConfig, tokenizer: Tokenizer) -> bool:
-    return config.data.template is not None or tokenizer.chat_template is not None
+def check_kind(config: BuildDataConfig, tokenizer: Tokenizer, kind: str) -> None:
+    """Raises ConfigError or DataError when rows of this kind cannot be encoded as configured: before they are gathered, not after."""
+    if kind == "messages" and config.data.template is None and tokenizer.chat_template is None:
+        raise ConfigError(f"data.template: {config.shards.tokenizer} has no chat template, and conversations need one; set it")
+    if kind in TRAINABLE:
+        check_encoding(tokenizer, kind=kind, **encoding_of(config))
+
+
+def encoding_of(config: BuildDataConfig) -> dict[str, Any]:
+    section = config.shards
+    return {
+        "max_length": section.max_length,
+        "overlong": section.overlong,
+        "template": config.data.template,
+        "system": config.data.system,
+    }
 
 
 def reading_of(section: DataSection) -> Reading:
@@ -180,7 +200,7 @@ def reading_of(section: DataSection) -> Reading:
     return Reading(section.format, section.kind, names, section.columns, section.text, section.stream)
 
 
-def test_set(name: str) -> tuple[str, RowSet]:
+def questions_of(name: str) -> tuple[str, RowSet]:
     """A bundled set's name, or a file's without its endings, and its rows."""
     if name in ("gsm8k_test", "math500", "gsm8k_train"):
         return name, bundled_rows(name)
@@ -195,13 +215,14 @@ def sift(
     tests: dict[str, RowSet],
     hub: Callable[[], Hub],
     *,
-    templated: bool,
+    fits: Callable[[str], object],
     limit: int | None = None,
     alive: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[str, Row, dict[str, Any]]]:
     """(side, row, note) of every row: side "train" or "held_out", or "removed" with a note that says why.
 
-    After each file comes ("end", ...) with what was read of it, and at last one with the questions that were too short to look for.
+    After each file comes ("end", ...) with what was read of it, and at last one with the questions that were too short to look for. `fits`
+    is called with the kind of the first row, and raises where that cannot be used.
     """
     section = config.data
     seen = SeenRows(by=section.dedupe) if section.dedupe != "none" else None
@@ -218,8 +239,8 @@ def sift(
                 raise DataError(f"{row.place}: is of kind {found}, the rows before it of kind {kind}; build them apart, or set data.kind")
             if section.chat and found != "completion":
                 raise ConfigError(f"data.chat is for rows of prompt and completion, {file.name} has rows of kind {found}; set it to false")
-            if (found == "messages" or section.chat) and not templated:
-                raise ConfigError(f"data.template: {config.shards.tokenizer} has no chat template, and conversations need one; set it")
+            if count == 1:
+                fits("messages" if section.chat else found)
             kind, place = found, row.place
             if time.monotonic() - told > TOLD_EVERY_S:
                 told = time.monotonic()
@@ -256,10 +277,7 @@ def encode(path: Path, side: str, kept: Kept, tokenizer: Tokenizer, config: Buil
         tokenizer,
         path / "shards" / side,
         kind=kept.kind,
-        max_length=section.max_length,
-        overlong=section.overlong,
-        template=config.data.template,
-        system=config.data.system,
+        **encoding_of(config),
         rows_per_shard=section.rows_per_shard,
         processes=section.processes,
         progress=told,
@@ -280,8 +298,8 @@ def plan(
     if len(files) > 20:
         say(f"         and {len(files) - 20} more; {sum(file.size for file in files):,} bytes in all")
     say(f"tests    {', '.join(f'{name} ({len(rows)} questions)' for name, rows in tests.items()) or 'none'}")
-    streamed, templated = replace(reading, stream=True), has_template(config, tokenizer)
-    looked = list(sift(config, files[:20], streamed, tests, hub, templated=templated, limit=LOOKED_AT))
+    streamed, fits = replace(reading, stream=True), partial(check_kind, config, tokenizer)
+    looked = list(sift(config, files[:20], streamed, tests, hub, fits=fits, limit=LOOKED_AT))
     removed = Counter(note["why"] for side, _, note in looked if side == "removed")
     rows = [(side, row, note["kind"]) for side, row, note in looked if side in ("train", "held_out")]
     ends = [note for side, _, note in looked if side == "end" and "file" in note]
@@ -290,11 +308,7 @@ def plan(
     sides = Counter(side for side, _, _ in rows)
     say(f"rows     of {what}: {sides['train']:,} train, {sides['held_out']:,} held out, removed {dict(removed) or 'none'}")
     if rows and rows[0][2] in TRAINABLE:
-        section = config.shards
-        encoded = encode_rows(
-            [row for _, row, _ in rows], tokenizer, kind=rows[0][2], max_length=section.max_length, overlong=section.overlong,
-            template=config.data.template, system=config.data.system,
-        )  # fmt: skip
+        encoded = encode_rows([row for _, row, _ in rows], tokenizer, kind=rows[0][2], **encoding_of(config))
         say(f"tokens   of these: {encoded.summary()}; longest {encoded.lengths.max()}, mean {encoded.lengths.mean():.0f}")
     elif rows:
         say(f"tokens   none: rows of kind {rows[0][2]} are kept as JSON Lines, the stage that uses them encodes them")

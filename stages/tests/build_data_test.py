@@ -297,6 +297,8 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(caller, server, capsys)
         (["shards.max_length=1"], "max_length 1 leaves no target"),
         (["shards.overlong=split"], "overlong 'split' would train the tail"),
         (["shards.processes=0"], "processes 0 must be at least 1"),
+        (["shards.rows_per_shard=0"], "rows_per_shard 0 and"),
+        (["data.system=hello"], "template and system are for rows of kind messages"),
         (["run_dir=rows.jsonl/x"], "rows.jsonl/x: cannot be made"),
         (["run_dir=."], "holds other things already"),
         (["--allow-change", "run_dir"], "build_data changes nothing that is there"),

@@ -10,7 +10,15 @@ from data_cases import BOS, EOS, Characters, ids_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.data import DataError, arithmetic_demonstrations, arithmetic_tokenizer_config, arithmetic_tokenizer_json, chat_rows, encode_rows
+from align.data import (
+    DataError,
+    arithmetic_demonstrations,
+    arithmetic_tokenizer_config,
+    arithmetic_tokenizer_json,
+    chat_rows,
+    check_encoding,
+    encode_rows,
+)
 from align.tokenizer import Tokenizer
 
 
@@ -166,3 +174,17 @@ def test_the_readme_runs(tmp_path):
     code, _, printed = readme.split("```python\n")[1].split("```")[:3]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert (done.stderr, done.stdout) == ("", printed.lstrip("\n"))
+
+
+def test_arguments_that_fit_no_row_are_refused_before_there_are_rows():
+    check_encoding(Characters(), kind="text", max_length=9, overlong="split")
+    for options, message in (
+        ({"kind": "answer"}, "rows of kind 'answer' hold nothing to train on"),
+        ({"max_length": 1}, "max_length 1 leaves no target"),
+        ({"overlong": "split"}, "overlong 'split' would train the tail"),
+        ({"template": "x"}, "template and system are for rows of kind messages"),
+        ({"tokenizer": Characters(eos_id=None)}, "names no eos token"),
+    ):
+        given_options = {"tokenizer": Characters(), "kind": "completion", "max_length": 9, "overlong": "truncate"} | options
+        with pytest.raises(DataError, match=message):
+            check_encoding(given_options.pop("tokenizer"), **given_options)

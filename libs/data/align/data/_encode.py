@@ -113,6 +113,13 @@ def encode_rows(
     )
 
 
+def check_encoding(
+    tokenizer: Tokenizer, *, kind: str, max_length: int, overlong: Overlong, template: str | None = None, system: str | None = None
+) -> None:
+    """Raises DataError where `encode_rows` would refuse these arguments whatever the rows: to be asked before rows are gathered."""
+    Encoder(tokenizer, kind=kind, max_length=max_length, overlong=overlong, template=template, system=system)
+
+
 def nothing_left(rows: int, dropped: Counter[str], max_length: int) -> str:
     why = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items())) or "none given"
     return f"no rows are left of {rows} ({why}); look at max_length {max_length} and at the rows"
