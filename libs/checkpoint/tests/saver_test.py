@@ -46,6 +46,19 @@ def test_a_snapshot_is_of_the_moment_and_is_written_beside_the_run(tmp_path, mon
     assert all(saver._host[key] is kept[key] for key in kept) and names(tmp_path) == ["step-000001", "step-000002"]
 
 
+def test_reserved_memory_is_what_the_snapshot_takes(tmp_path):
+    saver, (model, optimizer) = Saver(), trained_once()
+    saver.reserve(model=model, optimizer=optimizer)
+    saver.wait()
+    reserved = dict(saver._host)
+    saver.save(tmp_path, 1, **arguments())
+    saver.wait()
+    assert len(reserved) == 3 + 3 * 3  # weights; step and two moments of each
+    assert all(saver._host[key] is tensor for key, tensor in reserved.items())
+    assert_loads(tmp_path / "step-000001", 0)
+    Saver(mode="stream").reserve(model=model, optimizer=optimizer)
+
+
 def test_both_modes_write_the_same_bytes(tmp_path):
     for mode in ("snapshot", "stream"):
         saver = Saver(mode=mode)

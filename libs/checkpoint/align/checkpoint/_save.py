@@ -163,6 +163,27 @@ class Saver:
         self.last_stall_s = time.perf_counter() - started
         return job.target
 
+    def reserve(self, *, model: nn.Module, optimizer: Optimizer, adapter: Adapter | None = None) -> None:
+        """Has a thread touch the host memory that the snapshots will take, so that the first is as quick as the others.
+
+        For files per rank; in mode "stream" there is nothing to reserve.
+        """
+        if self._mode == "stream":
+            return
+        files, _ = _weights(model, self._ranks, adapter)
+        optimizer_tensors, _ = pack(optimizer, model, self._ranks.rank)
+        own = {(file.name, name): later for file in files if file.mine for name, later in file.tensors.items()}
+        file = f"{_optimizer_name(self._ranks)}.safetensors"
+        own |= {(file, name): Later.of(local(tensor)) for name, tensor in optimizer_tensors.items()}
+        shapes = {key: (later.shape, later.dtype) for key, later in own.items()}
+
+        def touch() -> None:
+            for key, (shape, dtype) in shapes.items():
+                self._host[key] = torch.zeros((), dtype=dtype).expand(shape).clone(memory_format=torch.contiguous_format)
+
+        self._thread = threading.Thread(target=touch, name="reserve memory for snapshots")
+        self._thread.start()
+
     def wait(self) -> None:
         """Returns when the last save is on the disk.
 
@@ -280,7 +301,7 @@ class _Contents:
     ) -> _Contents:
         main = ranks.rank == 0
         optimizer_tensors, optimizer_document = pack(optimizer, model, ranks.rank)
-        name = f"optimizer-{ranks.rank:05d}-of-{ranks.world:05d}"
+        name = _optimizer_name(ranks)
         if not per_rank:
             name = "optimizer"
             optimizer_tensors, optimizer_document = joined(ranks, optimizer_tensors, optimizer_document)
@@ -353,6 +374,10 @@ class _Contents:
         if error is not None:
             raise error
         return written
+
+
+def _optimizer_name(ranks: Ranks) -> str:
+    return f"optimizer-{ranks.rank:05d}-of-{ranks.world:05d}"
 
 
 class _Counted:

@@ -182,6 +182,9 @@ class Trainer:
         if checkpoint is not None:
             self._restore(checkpoint, allow_change)
         self._module.model.train()
+        if self._config.checkpoint.every and self._device.type == "cuda" and self._config.train.per_rank_optimizer_state:
+            model = self._module.model
+            self._saver.reserve(model=model, optimizer=self._optimizer, adapter=adapter_of(model, self._config.lora))
         reason = None
         with StopRequest() as stop, self._watchdog:
             while self._now.step < self._config.train.max_steps and reason is None:
