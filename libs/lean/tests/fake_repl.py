@@ -119,12 +119,12 @@ def misbehave(words: list[str], reply: bytes) -> bytes:
         import socket
 
         for attempt in (
-            lambda: open(words[1], "wb"),
+            lambda: os.open(words[1], os.O_WRONLY | os.O_CREAT),
             lambda: os.unlink(__file__),
             lambda: os.mkdir(words[1] + ".d"),
             lambda: os.truncate(words[2], 0),
             lambda: os.kill(int(words[3]), 0),
-            lambda: open(f"/proc/{words[3]}/mem", "rb").read(1),
+            lambda: os.open(f"/proc/{words[3]}/mem", os.O_RDONLY),
             lambda: socket.create_connection(("127.0.0.1", int(words[4])), 1),
         ):
             try:

@@ -49,6 +49,7 @@ lake)
         if [ "$FAKE_FAIL" != "no build" ]; then program "$PWD/.lake/build/bin/repl"; fi
     fi ;;
 repl)
+    PATH=/usr/bin:/bin
     FAKE_FAIL=$(cat "${0%/*}/../../../../fake_fail" 2> /dev/null)
     if [ "$FAKE_FAIL" = "hang proof" ]; then sleep 100; fi
     if [ "$FAKE_FAIL" = proof ]; then exit 9; fi
