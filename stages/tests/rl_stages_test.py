@@ -1,5 +1,6 @@
 """The stages dpo, reference, prm, ppo and path_bias as a user starts them, and the configurations that are shipped for them."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -205,6 +206,78 @@ def test_two_ranks_follow_one_and_resume_to_the_same_bytes(caller, name, words):
         cut(caller / "two", caller / f"cut{step}", step)
         run(f"run_dir=cut{step}", "launch.nproc=2", "--resume")
         same_end(caller / "two", caller / f"cut{step}", 4)
+
+
+FIELDS = {
+    "dpo": {
+        "seed": "1", "data.rows": "50", "data.samples": "3", "data.per_prompt": "2", "data.max_new_tokens": "12",
+        "data.temperature": "0.5", "data.reward": "mine.py:length", "data.max_length": "40", "preference.loss": "hinge",
+        "preference.beta": "0.9", "preference.label_smoothing": "0.2", "preference.length_normalised": "true", "preference.margin": "0.5",
+        "preference.nll": "0.5", "forward_impl": "cpu_per_document", "data.overlong": "truncate",
+    },
+    "prm": {
+        "seed": "1", "kind": "outcome", "prm.head": "value", "prm.label_token_ids": "[5,6]", "data.rows": "50", "data.samples": "3",
+        "data.max_new_tokens": "12", "data.held_out": "0.5", "data.max_length": "40", "data.neutral": "bad",
+    },
+    "ppo": {
+        "seed": "1", "data.rows": "50", "data.levels": "[1]", "prm.reward.how": "score", "prm.reward.baseline": "0.1",
+        "prm.reward.answer": "false", "prm.reward.truncated": "-3", "prm.step_end": "=", "critic.rank": "2", "critic.alpha": "64",
+        "critic.targets": "['q_proj']", "critic.clip": "0.001", "critic.coefficient": "5", "critic.lam": "0.1", "critic.whiten": "false",
+        "policy.kl": "1.0", "policy.kl_estimator": "k2", "rollout.inner_steps": "2",
+    },
+    "reference": {
+        "seed": "1", "data.rows": "50", "data.arm": "other", "data.max_length": "200", "forward_impl": "cpu_per_document",
+        "model.dtype": "bfloat16",
+    },
+    "path_bias": {
+        "seed": "1", "prompts": "5", "max_new_tokens": "6", "temperature": "0.7", "implementations": "['sdpa_causal']",
+        "model.dtype": "bfloat16",
+    },
+}  # fmt: skip
+AROUND = {
+    "data.per_prompt": ["data.samples=8"],
+    "data.overlong": ["data.max_length=40"],
+    "preference.margin": ["preference.loss=simpo"],
+    "prm.reward.truncated": ["rollout.max_new_tokens=12"],
+    "critic.clip": ["rollout.inner_steps=2"],
+    "data.neutral": ["data.source=steps.jsonl", "data.held_out=0"],
+}
+TOOK: dict[tuple[str, ...], str] = {}  # one unchanged run serves every field that has the same surroundings
+
+
+def outcome(caller: Path, stage: str, *words: str) -> str:
+    """What a run leaves that its settings decide: weights and the critic, the cache, the report."""
+    shutil.rmtree(caller / "run", ignore_errors=True)
+    code = start(stage, "run_dir=run", *words)
+    assert code == 0
+    kept = ("*.safetensors", "reference.cache", "path_bias.json")
+    files = sorted(path for pattern in kept for path in (caller / "run").rglob(pattern) if not path.name.startswith("optimizer"))
+    return "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "field"), [(stage, field) for stage in FIELDS for field in FIELDS[stage]])
+def test_every_field_changes_the_run(caller, stage, field):
+    """Two short runs that differ in this field alone leave different files."""
+    (caller / "mine.py").write_text("def length(prompt, completion, row):\n    return len(completion)\n")
+    steps = [{"prompt": f"{i}", "steps": ["7+1=8.", "8+1=9."], "labels": [1, 0]} for i in range(20)]
+    (caller / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    short = {
+        "dpo": [*DPO, "eval.enabled=false", "checkpoint.every=0", "train.max_steps=2"],
+        "prm": [*PRM, "checkpoint.every=0", "train.max_steps=2", "eval.enabled=false"],
+        "ppo": [*PPO, "eval.enabled=false", "checkpoint.every=0", "train.max_steps=2"],
+        "reference": PAIRS,
+        "path_bias": ["prompts=4", "max_new_tokens=8"],
+    }[stage]
+    if stage == "ppo":
+        short = [*short, *reward_model(caller)]
+    words = [*short, *AROUND.get(field, [])]
+    key = (stage, *words)
+    if key not in TOOK:
+        TOOK[key] = outcome(caller, stage, *words)
+    changed = outcome(caller, stage, *words, f"{field}={FIELDS[stage][field]}")
+    if field != "forward_impl" or stage == "reference":  # in fp32 on a CPU two attentions may agree to the bit
+        assert changed != TOOK[key]
 
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
