@@ -68,7 +68,7 @@ def test_every_launch_compiles_to_sm_90_without_spilling(cache):
     for name, (registers, stack, memory) in report.items():
         assert stack == 0 and registers <= 255, (name, registers, stack)
         widest = {load for load in memory if load.startswith(("LDG.E", "LDGSTS.E"))}
-        assert any(load.endswith("128") for load in widest), (name, memory)  # 16 bytes a load
+        assert any(".128" in load for load in widest), (name, memory)  # 16 bytes a load
     expected = {"rms_norm", "rms_norm_backward", "sum_rows", "rope", "swiglu", "swiglu_backward", "scale", "cross_entropy_rows", "sample"}
     expected |= {"logprob_slope", "split", "combine", "gemv_one", "gemv_few", "linear", "attention"}
     assert {name.split()[0] for name in report} == expected

@@ -135,7 +135,7 @@ def _decode(
             FUSED=counters is not None, WIDE=_runtime.interpreted(), num_warps=c["warps"], num_stages=c["stages"], **shape,
         )  # fmt: skip
         if splits > 1 and counters is None:
-            _decode_kernels.combine[(rows * heads,)](lengths, parts, peaks, out, window, count, num_warps=2, **shape)
+            _decode_kernels.combine[(rows * heads,)](lengths, parts, peaks, out, window, count, num_warps=1, **shape)
     return out
 
 
