@@ -1,7 +1,9 @@
 """The torch references against torch and numerical gradients, the ops' errors, and whole graphs under torch.compile, all on the CPU."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -241,6 +243,13 @@ def test_triton_is_not_imported_before_the_gpu_is_used():
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+@pytest.mark.slow
+def test_the_readme_s_example_runs():
+    (block,) = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.S)
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "torch.Size([12, 4, 16]) torch.Size([12, 2, 16]) torch.Size([100, 64]) True\n", done.stdout + done.stderr
 
 
 @pytest.mark.slow
