@@ -31,10 +31,14 @@ KINDS = {
 DOCUMENTS = (12, 4) * 8  # an epoch and a step: 16 padded rows, or 8 packed ones of 16 that are full
 
 
-def gradients(path, ranks):
-    """{case: (loss, whole gradient, norm)} of one step, for every way to cut it and to compute it."""
+ALL = list(itertools.product((1, 2, 4), (False, True), ("none", "full")))
+SOME = [(1, False, "none"), (4, False, "full"), (2, True, "none"), (1, True, "full")]
+
+
+def gradients(path, ranks, ways):
+    """{case: (loss, whole gradient, norm)} of one step, cut and computed in these ways."""
     found = {}
-    for accumulation, packing, checkpointing in itertools.product((1, 2, 4), (False, True), ("none", "full")):
+    for accumulation, packing, checkpointing in ways:
         rows = 8 if packing else 16
         trainer, _, module = made(
             path / f"{accumulation}{packing}{checkpointing}{ranks.world}", module=SftModule, dtype=torch.float32, packing=packing,
@@ -75,6 +79,20 @@ def skips_alike(path, ranks):
         if ranks.main:
             lines = read_history(run.path / "history.jsonl")
             assert [line["skipped"] for line in lines] == [0, 1, 1] and math.isnan(lines[1]["grad_norm"])
+
+
+def shards_as_configured(path, ranks):
+    """Fields that change no number on two ranks change how FSDP2 works."""
+    for reshard, reduce in ((True, "parameters"), (False, "float32")):
+        _, _, module = made(
+            path / reduce, ranks=ranks, train__reshard_after_forward=reshard, train__reduce_dtype=reduce, module=SftModule
+        )  # fmt: skip
+        block = module.model.blocks[0]
+        with torch.no_grad():
+            module.model(torch.arange(4)[None])
+        assert all(hasattr(parameter, "full_tensor") == reshard for parameter in block.parameters())
+        precision = block._get_fsdp_state()._mp_policy
+        assert precision.reduce_dtype == (torch.float32 if reduce == "float32" else None)
 
 
 def evaluates(path, ranks):
@@ -146,12 +164,7 @@ def test_two_ranks(tmp_path):
         settings = {"model": dataclasses.replace(MODEL, num_hidden_layers=2), "train__micro_batch": 1, **KINDS[kind]}
         run_to_the_end(tmp_path / f"one-{kind}", **settings)
     on_ranks(2, __file__, "default", tmp_path)
-    alone = gradients(tmp_path / "alone", Ranks())
-    shared = load_file(tmp_path / "gradients.safetensors")
-    reference = alone["1 False none"]
-    for case, found in [*alone.items(), *shared.items()]:
-        assert found[:2].tolist() == pytest.approx(reference[:2].tolist(), rel=1e-5), case
-        assert (found[2:] - reference[2:]).norm() <= 1e-5 * reference[2:].norm(), case
+    compare_gradients(tmp_path, SOME)
     # The files of two ranks hold what those of one hold, and one rank reads them.
     for kind in ("adamw8bit", "adamw"):
         one, two = tmp_path / f"one-{kind}" / "checkpoints" / f"step-{STEPS:06d}", Path((tmp_path / f"again-{kind}" / "path").read_text())
@@ -175,23 +188,45 @@ def test_two_ranks(tmp_path):
     }
 
 
+def compare_gradients(folder, ways):
+    alone = gradients(folder / "alone", Ranks(), ways)
+    shared = load_file(folder / "gradients.safetensors")
+    reference = alone["1 False none"]
+    for case, found in [*alone.items(), *shared.items()]:
+        assert found[:2].tolist() == pytest.approx(reference[:2].tolist(), rel=1e-5), case
+        assert (found[2:] - reference[2:]).norm() <= 1e-5 * reference[2:].norm(), case
+
+
+@pytest.mark.slow
+def test_one_gradient_for_every_way_to_cut_a_step(tmp_path):
+    on_ranks(2, __file__, "gradients", tmp_path)
+    compare_gradients(tmp_path, ALL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_stopped_at_every_step_and_resumed_three_legs(tmp_path, kind):
     on_ranks(2, __file__, "legs", tmp_path, kind)
 
 
+def share_gradients(folder, ranks, ways):
+    found = gradients(folder / "shared", ranks, ways)
+    if ranks.main:
+        save_file(found, folder / "gradients.safetensors")
+
+
 def main(action, folder, *words):
     folder, ranks = Path(folder), join("cpu")
     torch.set_num_threads(1)
     if action == "default":
-        found = gradients(folder / "shared", ranks)
-        if ranks.main:
-            save_file(found, folder / "gradients.safetensors")
+        share_gradients(folder, ranks, SOME)
         skips_alike(folder / "nan", ranks)
+        shards_as_configured(folder / "fields", ranks)
         evaluates(folder / "eval", ranks)
         resumes_on_other_ranks(folder, ranks)
         legs(folder / "legs-adamw8bit", ranks, "adamw8bit", 2)
+    elif action == "gradients":
+        share_gradients(folder, ranks, ALL)
     elif action == "legs":
         for first in range(1, STEPS):
             legs(folder / f"from-{first}", ranks, words[0], first)

@@ -39,7 +39,7 @@ class InBackward(torch.optim.Optimizer):
         self._waiting = [len(part) for part in parts]
         for number, part in enumerate(parts):
             for _, parameter in part:
-                parameter.register_post_accumulate_grad_hook(self._hook(number, len(part)))
+                parameter.register_post_accumulate_grad_hook(self._hook(number, len(part)))  # type: ignore[no-untyped-call]
 
     def _hook(self, number: int, size: int) -> Callable[[Tensor], None]:
         def arrived(parameter: Tensor) -> None:

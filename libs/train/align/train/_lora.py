@@ -154,5 +154,5 @@ def sum_replicated(parameters: Sequence[nn.Parameter], world: int) -> None:
 
     flat = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters])
     dist.all_reduce(flat)
-    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+    for parameter, part in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter)

@@ -85,7 +85,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         self._piece = min(elements, max((member.master.numel() for member in self._members), default=1))
         self._cuda = any(member.rows.is_cuda for member in self._members)
         self._lanes = [_Lane(self._piece, self._cuda) for _ in range(LANES)]
-        self._stream = torch.cuda.Stream() if self._cuda else None
+        self._stream = torch.cuda.Stream() if self._cuda else None  # type: ignore[no-untyped-call]
 
     @property
     def staging_bytes(self) -> int:
@@ -127,7 +127,7 @@ class OffloadAdamW(torch.optim.Optimizer):
             return
         with torch.cuda.stream(self._stream):
             target.copy_(gradient[piece.start : piece.stop], non_blocking=True)
-            lane.arrived = torch.cuda.Event()
+            lane.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             lane.arrived.record()
 
     def _update(self, lane: _Lane, piece: _Piece) -> None:
@@ -150,7 +150,7 @@ class OffloadAdamW(torch.optim.Optimizer):
             return
         with torch.cuda.stream(self._stream):
             rows.copy_(staged, non_blocking=True)
-            lane.left = torch.cuda.Event()
+            lane.left = torch.cuda.Event()  # type: ignore[no-untyped-call]
             lane.left.record()
 
     def state_dict(self) -> dict[str, Any]:

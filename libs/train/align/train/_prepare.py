@@ -32,7 +32,7 @@ def prepare(model: nn.Module, config: TrainerConfig, ranks: Ranks) -> None:
             module.checkpointing = config.train.checkpointing
     if config.train.compile:
         for block in blocks:  # the forward alone: the hooks of sharding and recomputation stay outside
-            block.forward = torch.compile(block.forward, backend=COMPILER)  # type: ignore[method-assign]
+            block.forward = torch.compile(block.forward, backend=COMPILER)
     if ranks.world > 1:
         _shard(model, blocks, config.train, ranks)
 
@@ -46,7 +46,7 @@ def be_deterministic() -> None:
     """Only kernels that give the same bits every time, for this process. cuDNN's attention is not among them."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it costs a pass over all memory and finds no fault of ours
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs a pass over all memory and finds no fault of ours
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
