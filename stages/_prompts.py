@@ -7,7 +7,7 @@ from _common import say
 from _rl import Loaded, prompt_rows
 
 from align.config import ConfigError, caller_path
-from align.data import arithmetic_rows, bundled, gsm8k_rows, read_rows
+from align.data import arithmetic_rows, bundled, gsm8k_rows, lean_rows, read_rows
 from align.evals import encode_prompt
 from align.rl import readable
 
@@ -18,7 +18,7 @@ GENERATED_ROWS = 8000
 class PromptSection:
     """What is asked."""
 
-    source: Annotated[str, "arithmetic (generated), gsm8k_train (bundled), or a JSONL file of {prompt, answer}"] = "arithmetic"
+    source: Annotated[str, "arithmetic (generated), gsm8k_train (bundled), lean:FILE, or a JSONL file of {prompt, answer}"] = "arithmetic"
     rows: Annotated[int | None, "the first so many; none: all of a file, 8000 generated ones"] = None
     levels: Annotated[list[int], "arithmetic: the levels in turn, so their shares"] = field(default_factory=lambda: [1, 2, 2, 3, 3])
     chat: Annotated[bool, "ask through the model's chat template"] = False
@@ -37,6 +37,8 @@ def asked(section: PromptSection, loaded: Loaded, *, max_new_tokens: int, verifi
         rows: list[dict[str, Any]] = arithmetic_rows(section.rows or GENERATED_ROWS, levels=section.levels, seed=0, held_out=False)
     elif section.source == "gsm8k_train":
         rows = gsm8k_rows(bundled("gsm8k_train"))[: section.rows]
+    elif section.source.startswith("lean:"):
+        rows = lean_rows(caller_path(section.source.removeprefix("lean:")))[: section.rows]
     else:
         rows = read_rows(caller_path(section.source), kind="answer").rows[: section.rows]
     fit = [row for row in rows if readable(row)] if verifier and section.source != "arithmetic" else rows

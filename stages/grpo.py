@@ -45,7 +45,7 @@ class GrpoConfig(TrainerConfig):
     run_dir: Annotated[Path | None, "where the run is written, relative to where you are; none: runs/grpo-<time> in the workspace"] = None
     model: StartSection = field(default_factory=StartSection)
     data: PromptSection = field(default_factory=PromptSection)
-    reward: Annotated[str, "verify, or path/file.py:function, called with prompt, completion and row"] = "verify"
+    reward: Annotated[str, "verify, lean (rows of lean:FILE), or path/file.py:function, called with prompt, completion and row"] = "verify"
     advantages: Annotated[Literal["group", "none"], "divide by the group's standard deviation (GRPO), or not (Dr.GRPO)"] = "group"
     forward_impl: Annotated[str | None, "attention: sdpa_causal pads rows, cpu_per_document and varlen do not; none: sdpa_causal"] = None
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

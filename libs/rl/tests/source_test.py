@@ -1,14 +1,26 @@
 """Rewards and the prompt source: who is asked what, what is dead, what is trained, and that a resume samples the same."""
 
+import doctest
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from rl_cases import Letters, Scripted
 
 from align.data import DataError
-from align.rl import FunctionReward, RewardError, RlError, RolloutConfig, RolloutSource, Scored, VerifyReward, make_reward, readable
+from align.rl import (
+    FunctionReward,
+    RewardError,
+    RlError,
+    RolloutConfig,
+    RolloutSource,
+    Scored,
+    VerifyReward,
+    make_reward,
+    readable,
+)
 
 ROWS = [{"prompt": str(10 + index), "answer": "1"} for index in range(6)]
 PROMPTS = [[1, 10 + index] for index in range(6)]
@@ -224,6 +236,31 @@ def test_the_verifier_s_reward_has_its_reason_and_refuses_what_it_cannot_read():
         VerifyReward().score([bad], [r"\boxed{3}"])
 
 
+def test_a_proof_is_rewarded_by_the_kernel_s_verdict():
+    """The completion goes on after ":= by", or states the theorem again; reasons are kept; a row that Lean can't read is the row's fault."""
+    asked = []
+
+    class Judge:
+        pool = None
+
+        def __call__(self, pairs):
+            asked.extend(pairs)
+            says = {"rfl": ("accept", "accepted"), "boom": ("crash", "died"), "bad": ("crash", "bad_statement")}
+            return [lean.Verdict(*says.get(submission.split()[-1], ("reject", "error")), "said so") for _, submission in pairs]
+
+        def score(self, verdict):
+            return {"accept": 1.0, "reject": 0.0, "crash": None}[verdict.status]
+
+    row = {"prompt": "…", "answer": "theorem two : 1 + 1 = 2", "header": ""}
+    reward = LeanReward(Judge())
+    found = reward.score([row] * 4, ["rfl", "simp", "boom", "theorem two : 1 + 1 = 2 := rfl"])
+    assert found == [Scored(1.0, "accepted"), Scored(0.0, "error"), Scored(0.0, "died"), Scored(1.0, "accepted")]
+    assert [submission for _, submission in asked][0::3] == ["theorem two : 1 + 1 = 2 := by\nrfl", "theorem two : 1 + 1 = 2 := rfl"]
+    assert {problem.name for problem, _ in asked} == {"two"} and {problem.statement for problem, _ in asked} == {"1 + 1 = 2"}
+    with pytest.raises(RewardError, match="bad_statement"):
+        reward.score([row], ["bad"])
+
+
 USER = """
 import sys
 def length(prompt, completion, row):
@@ -302,3 +339,8 @@ def test_statistics_are_of_the_first_round_and_by_reason():
     assert 0 <= numbers["reward"] <= 1 and numbers["reason_made"] == 1.0
     assert numbers["surprisal"] == pytest.approx(0.5) and 1 <= numbers["answer_tokens"] <= 5
     assert torch.tensor(list(numbers.values())).isfinite().all()
+
+
+def test_the_readme_s_example():
+    results = doctest.testfile(str(Path(__file__).absolute().parents[1] / "README.md"), module_relative=False)
+    assert results.attempted > 10 and results.failed == 0

@@ -17,7 +17,7 @@ from align.rl._preferences import (
     reference_logprobs,
     verified_pairs,
 )
-from align.rl._rewards import FunctionReward, Reward, Scored, VerifyReward, make_reward, readable
+from align.rl._rewards import FunctionReward, LeanReward, Reward, Scored, VerifyReward, make_reward, readable
 from align.rl._rollouts import Rollout, as_batch
 from align.rl._source import Credit, RlStep, RolloutConfig, RolloutSource, check_rollout
 from align.rl._steps import (
@@ -45,6 +45,7 @@ __all__ = [
     "EncodedSteps",
     "FunctionReward",
     "GroupCredit",
+    "LeanReward",
     "PairSource",
     "PolicyConfig",
     "PolicyObjective",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from align import lean
 from align.rl._errors import RewardError
 from align.verify import equivalent, grade
 
@@ -54,6 +55,42 @@ def readable(row: Mapping[str, Any]) -> bool:
     return equivalent(row["answer"], row["answer"]).correct is True
 
 
+class LeanReward:
+    """1 for a proof that the Lean kernel accepts, else 0, with the verdict's reason (align.lean).
+
+    A row is one of `align.data.lean_rows`: its answer is the theorem up to ":=", its header comes before it; a completion goes on after
+    ":= by", or states the whole theorem again. A crash of the checker, twice in a row, gives 0: nothing was proved.
+    """
+
+    def __init__(self, judge: lean.LeanReward) -> None:
+        """judge: over a pool, which `close` closes."""
+        self._judge = judge
+
+    @classmethod
+    def started(cls, workers: int | None = None) -> LeanReward:
+        """With a pool of its own over the installed toolchain. Raises ToolchainNotFound, naming the set-up command."""
+        return cls(lean.LeanReward(lean.LeanPool(lean.find_toolchain(), workers)))
+
+    def score(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> list[Scored]:
+        """Raises RewardError: a row's statement is none that Lean reads (bad_statement, bad_header)."""
+        pairs = []
+        for row, completion in zip(rows, completions, strict=True):
+            theorem = f"{row['answer']} := by"
+            problem = lean.Problem.of_theorem(f"{theorem} sorry", header=row.get("header", ""))
+            whole = problem.name in completion and ":=" in completion
+            pairs.append((problem, completion if whole else f"{theorem}\n{completion}"))
+        found = []
+        for row, verdict in zip(rows, self._judge(pairs), strict=True):
+            if verdict.reason in ("bad_statement", "bad_header"):
+                raise RewardError(f"{_place(row)}: Lean refuses the row ({verdict.reason}: {verdict.detail:.200}); leave it out")
+            found.append(Scored(self._judge.score(verdict) or 0.0, verdict.reason))
+        return found
+
+    def close(self) -> None:
+        """Ends every child."""
+        self._judge.pool.close()
+
+
 class FunctionReward:
     """`reward(prompt, completion, row) -> float`, a function in the user's own file.
 
@@ -69,7 +106,7 @@ class FunctionReward:
         """
         name, separator, function = spec.rpartition(":")
         if not separator or not name.endswith(".py") or not function.isidentifier():
-            raise RewardError(f"reward {spec!r} must be verify, or path/file.py:function")
+            raise RewardError(f"reward {spec!r} must be verify, lean, or path/file.py:function")
         self._path, self._function, self._timeout = locate(name), function, timeout_s
         if not self._path.is_file():
             raise RewardError(f"reward {spec!r}: there is no file {self._path}")
@@ -182,5 +219,7 @@ for line in sys.stdin:
 
 
 def make_reward(spec: str, *, locate: Callable[[str], Path] = Path) -> Reward:
-    """The reward that a configuration names: "verify", or "path/file.py:function". Raises RewardError for anything else."""
+    """The reward that a configuration names: "verify", "lean", or "path/file.py:function". Raises RewardError for anything else."""
+    if spec == "lean":
+        return LeanReward.started()
     return VerifyReward() if spec == "verify" else FunctionReward(spec, locate=locate)
