@@ -9,9 +9,11 @@ import pytest
 import torch
 from rl_cases import Letters, Scripted
 
+from align import lean
 from align.data import DataError
 from align.rl import (
     FunctionReward,
+    LeanReward,
     RewardError,
     RlError,
     RolloutConfig,
@@ -237,7 +239,7 @@ def test_the_verifier_s_reward_has_its_reason_and_refuses_what_it_cannot_read():
 
 
 def test_a_proof_is_rewarded_by_the_kernel_s_verdict():
-    """The completion goes on after ":= by", or states the theorem again; reasons are kept; a row that Lean can't read is the row's fault."""
+    """The completion goes on after ":= by", or states the theorem again; reasons are kept; a row that Lean can't read is refused."""
     asked = []
 
     class Judge:
