@@ -19,7 +19,7 @@ from align.guard import Projection, Refused, RunShape, preflight, project, read_
 from align.model import Decoder, ModelConfig, init, load
 from align.rollout import NativeSampler
 from align.tokenizer import Tokenizer, resolve_tokenizer
-from align.train import Ranks, TrainerConfig, TrainModule, finished, join, launch, started, to_device, validate
+from align.train import LoraConfig, Ranks, TrainerConfig, TrainModule, finished, join, launch, started, to_device, validate
 
 # What guard may propose: of the settings that save memory, those that there are.
 SETTINGS = (
@@ -155,12 +155,22 @@ def build_model(section: ModelSection, directory: Path | None, config: ModelConf
 def project_run(config: ModelConfig, *, device: torch.device, weight_bytes: int, **run: Any) -> Projection:
     """The memory that a run would take; `run` are fields of RunShape. Builds no weights."""
     with torch.device("meta"):
-        shapes = [tuple(parameter.shape) for parameter in Decoder(config).parameters()]
+        model = Decoder(config)
+    shapes = [tuple(parameter.shape) for parameter in model.parameters()]
+    adapter = adapter_elements(model, run.pop("lora", None))
     return project(RunShape.of(
-        shapes, layers=config.num_hidden_layers, hidden=config.hidden_size, intermediate=config.intermediate_size,
+        shapes, adapter=adapter, layers=config.num_hidden_layers, hidden=config.hidden_size, intermediate=config.intermediate_size,
         heads=config.num_attention_heads, kv_heads=config.num_key_value_heads, head_dim=config.head_dim, vocabulary=config.vocab_size,
         tied=config.tie_word_embeddings, device=device.type, weight_bytes=weight_bytes, **run,
     ))  # fmt: skip
+
+
+def adapter_elements(model: Decoder, lora: LoraConfig | None) -> int:
+    """Elements of the adapter that `lora` describes: rank × (in + out) of every layer that it names."""
+    if lora is None or not lora.rank:
+        return 0
+    layers = [layer for name, layer in model.named_modules() if name.rpartition(".")[2] in lora.targets]
+    return sum(lora.rank * (layer.in_features + layer.out_features) for layer in layers if isinstance(layer, torch.nn.Linear))
 
 
 def run_shape(config: TrainerConfig) -> dict[str, Any]:
@@ -179,6 +189,7 @@ def run_shape(config: TrainerConfig) -> dict[str, Any]:
         "snapshot_weights": True,
         "gather_copies": 1,
         "checkpoints_kept": config.checkpoint.keep,
+        "lora": config.lora,
     }
 
 

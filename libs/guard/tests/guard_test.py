@@ -166,6 +166,16 @@ def test_a_step_in_the_backward_is_what_was_measured_on_an_h200(micro_batch, pea
     assert project(shape).device_peak_gb == pytest.approx(peak, rel=0.03)
 
 
+def test_an_adapter_needs_states_and_gradients_of_its_own_alone():
+    adapter = 32 * 16 * (4 * 4096 + 2 * 1024 + 4096 + 3 * 14336 + 3 * 4096)  # rank 16 on all seven layers: (in + out) × rank each
+    full, lora = project(replace(MISTRAL, checkpointing="full")), project(replace(MISTRAL, checkpointing="full", adapter=adapter))
+    assert lora.weights_gb * GIB == pytest.approx(2 * N + 4 * adapter) and lora.grads_gb * GIB == pytest.approx(4 * adapter)
+    assert lora.device_optimizer_state_gb_per_rank * GIB == pytest.approx((2 + 8 / 2048) * adapter)
+    assert lora.activations_gb == full.activations_gb and lora.device_peak_gb < full.device_peak_gb - 25
+    four = project(replace(MISTRAL, checkpointing="full", adapter=adapter, ranks=4))
+    assert four.grads_gb == lora.grads_gb and four.weights_gb * GIB == pytest.approx(2 * N / 4 + 4 * adapter)
+
+
 def test_selective_lies_between_and_what_is_copied_is_counted():
     shape = replace(MISTRAL, micro_batch=2)
     none, selective, full = (project(replace(shape, checkpointing=mode)).activations_gb for mode in ("none", "selective", "full"))

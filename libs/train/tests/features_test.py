@@ -17,6 +17,7 @@ from align.model import init
 from align.model import load as load_model
 from align.tracking import read_history
 from align.train import (
+    LaunchConfig,
     LoraConfig,
     LoraLinear,
     OffloadAdamW,
@@ -232,6 +233,7 @@ def test_no_gradient_outlives_its_block(tmp_path):
         ({"optimizer__max_grad_norm": 1.0}, r"can't clip to optimizer\.max_grad_norm 1.*set optimizer\.max_grad_norm=none"),
         ({"train__micro_batch": 2}, r"can't accumulate: train\.global_batch is 4, train\.micro_batch 2 on 1 rank; set .*=2"),
         ({"optimizer__name": "offload_adamw"}, r"in_backward is for adamw8bit and adamw"),
+        ({"lora": LoraConfig(rank=2), "launch": LaunchConfig(nproc=2)}, r"before its gradients are summed over 2 ranks"),
     ],
 )
 def test_what_a_step_in_the_backward_cannot_do_is_refused(tmp_path, changes, message):

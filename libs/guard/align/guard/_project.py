@@ -65,6 +65,8 @@ def project(shape: RunShape) -> Projection:
     share = shape.parameters / shape.ranks
     weights = grads = share * shape.weight_bytes
     state = _state_bytes(shape) / shape.ranks
+    if shape.adapter:  # on every rank
+        weights, grads, state = weights + 4 * shape.adapter, 4.0 * shape.adapter, _state_bytes(shape)
     on_host = shape.optimizer == "offload_adamw"
     device_state = 0.0 if on_host else state
     saved, gathered = _saved_bytes(shape), _gathered_bytes(shape)
@@ -99,6 +101,9 @@ def _state_bytes(shape: RunShape) -> float:
 
     adamw8bit: two codes an element and two fp32 scales a block. Else fp32 moments, and a master of bf16 weights.
     """
+    if shape.adapter:
+        each = {"adamw8bit": 2 + 8 / shape.block, "adamw": 8.0, "offload_adamw": 12.0}
+        return each[shape.optimizer] * shape.adapter
     if shape.optimizer == "offload_adamw":
         return 12.0 * shape.parameters
     if shape.optimizer == "adamw":
@@ -145,7 +150,7 @@ def _loss_bytes(shape: RunShape) -> float:
 
     The trained rows with their gradients and targets, one chunk of logits, the head's gradient.
     """
-    size, head = shape.weight_bytes, shape.vocabulary * shape.hidden
+    size, head = shape.weight_bytes, 0 if shape.adapter else shape.vocabulary * shape.hidden
     rows = shape.trained_share * shape.tokens
     chunk = shape.logits_chunk or (max(256, _CHUNK_ELEMENTS // shape.vocabulary) if shape.vocabulary else 0)
     several = rows > chunk
@@ -168,15 +173,17 @@ def _phases(shape: RunShape, weights: float, grads: float, state: float) -> dict
     Without accumulation the gradients come as the activations go; with it they are alive throughout.
     """
     size, tokens, wide = shape.weight_bytes, shape.tokens, shape.hidden
-    head = shape.vocabulary * wide * size  # the head's gradient is made in the loss's forward
+    head = 0 if shape.adapter else shape.vocabulary * wide * size  # the head's gradient is made in the loss's forward
     block_grads = max(shape.parameters * size - head * (1 if shape.tied else 2), 0) / shape.layers / shape.ranks if shape.layers else 0
+    if shape.adapter:
+        block_grads = grads / max(shape.layers, 1)
     fixed = weights + state
     during = fixed + (grads if shape.accumulation > 1 else 0)
     saved, layer = _saved_bytes(shape), _layer_bytes(shape) * tokens
     rows = shape.trained_share * tokens * size * wide
     norm = (12 if shape.device == "cpu" else 2 * size) * wide * tokens
     # In the MLP's backward: the residual's gradient, those of gate and up, the down projection's weight gradient.
-    working = tokens * size * (wide + 2 * shape.intermediate) + shape.intermediate * wide * size
+    working = tokens * size * (wide + 2 * shape.intermediate) + (0 if shape.adapter else shape.intermediate * wide * size)
     again = layer if shape.checkpointing == "full" else 0
     late = grads if shape.accumulation > 1 else max(grads - block_grads - (0 if shape.tied else head / shape.ranks), 0)
     if shape.in_backward:

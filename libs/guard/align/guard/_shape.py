@@ -23,7 +23,8 @@ class RunShape:
     Sizes are counts of elements, tokens or ranks unless the name says otherwise; *_gb is GiB, *_bytes is bytes an element.
     """
 
-    parameters: int  # trained elements over all ranks
+    parameters: int  # elements of the model's weights over all ranks; all are trained, or an adapter's alone
+    adapter: int = 0  # trained elements of an adapter, fp32, on every rank; 0: there is none
     # Architecture.
     layers: int = 0
     hidden: int = 0
@@ -69,13 +70,13 @@ class RunShape:
         for name in ("parameters", "ranks", "micro_batch", "accumulation", "block", "gather_copies"):
             if getattr(self, name) < 1:
                 raise GuardError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "fp32_state", "largest",
-                     "largest_group", "length", "pinned_staging_gb", "checkpoints_kept", "lean_workers"):
+        for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "fp32_state", "adapter",
+                     "largest", "largest_group", "length", "pinned_staging_gb", "checkpoints_kept", "lean_workers"):
             if getattr(self, name) < 0:
                 raise GuardError(f"{name} is {getattr(self, name)}; it must not be negative")
         for name, choices in (("optimizer", ("adamw8bit", "adamw", "offload_adamw")), ("device", ("cuda", "cpu")),
-                              ("checkpointing", ("none", "selective", "full")), ("save_mode", ("snapshot", "stream")), ("weight_bytes", (2, 4)),
-                              ("forward_impl", FORWARD_IMPLS)):
+                              ("checkpointing", ("none", "selective", "full")), ("save_mode", ("snapshot", "stream")),
+                              ("weight_bytes", (2, 4)), ("forward_impl", FORWARD_IMPLS)):
             if getattr(self, name) not in choices:
                 raise GuardError(f"{name} is {getattr(self, name)!r}; known: {', '.join(map(str, choices))}")
         if self.padding < 1:

@@ -1,5 +1,6 @@
 """What a training run can be told. A stage's own configuration inherits TrainerConfig and adds its fields."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -175,7 +176,11 @@ def _validate_in_backward(config: TrainerConfig) -> None:
     optimizer, train = config.optimizer, config.train
     if not optimizer.in_backward:
         return
-    ranks = config.launch.nproc * config.launch.nnodes
+    ranks = max(config.launch.nproc * config.launch.nnodes, int(os.environ.get("WORLD_SIZE", "1")))
+    if config.lora.rank and ranks > 1:
+        raise TrainError(
+            f"optimizer.in_backward steps an adapter before its gradients are summed over {ranks} ranks; set optimizer.in_backward=false"
+        )
     if optimizer.name == "offload_adamw":
         raise TrainError("optimizer.in_backward is for adamw8bit and adamw; offload_adamw keeps its states on the host: set one of the two")
     if optimizer.max_grad_norm is not None:

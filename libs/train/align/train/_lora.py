@@ -19,8 +19,8 @@ PREFIX = "base_model.model."  # of PEFT's names
 class LoraLinear(nn.Module):
     """x Wᵀ + b + (x Aᵀ) Bᵀ · alpha / rank. W and b are the linear layer's own parameters, frozen, under their own names.
 
-    A (rank, in) and B (out, rank) are fp32; the addition is computed in fp32 and rounded once. B is 0 at first, and then the layer is the
-    base, bit for bit.
+    A (rank, in) and B (out, rank) are fp32. x meets A in x's dtype, so that nothing but the base's own input is kept for the backward; the
+    rest is computed in fp32. B is 0 at first, and then the layer is the base, bit for bit.
     """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> None:
@@ -36,7 +36,8 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
         out = F.linear(x, self.weight, self.bias)
-        return out + (F.linear(F.linear(x.float(), self.lora_A), self.lora_B) * self.scaling).to(out.dtype)
+        low: Tensor = F.linear(x, self.lora_A.to(x.dtype)).float()
+        return out + (F.linear(low, self.lora_B) * self.scaling).to(out.dtype)
 
     def merged(self) -> Tensor:
         """W + B A · alpha / rank in W's dtype; of a sharded W all ranks must ask together."""
