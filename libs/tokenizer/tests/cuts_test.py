@@ -70,7 +70,9 @@ def test_the_provided_tokenizers_are_cut_into_chunks():
 
 def toy(*merges: str, **more) -> Tokenizer:
     tokens = [chr(c) for c in range(33, 127)] + ["▁", "é", "\n", *("".join(merge.split(" ")) for merge in merges)]
-    model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(dict.fromkeys(tokens))}, "merges": list(merges), **more}
+    tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+    model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(dict.fromkeys(tokens))}, "merges": list(merges)}
+    model |= {"byte_fallback": True, **more}
     return Tokenizer.from_dict({"model": model, "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "first", "split": False}})
 
 
@@ -87,6 +89,6 @@ def toy(*merges: str, **more) -> Tokenizer:
 def test_segments_follow_from_the_merges(merges, text, words):
     tokenizer = toy(*merges)
     assert (tokenizer._segments and tokenizer._segments(tokenizer._pretokenizer.prefixed(text, True))) == words
-    whole = toy(*merges, unk_token="!")  # with an unknown token there is no cut
+    whole = toy(*merges, byte_fallback=False)  # where characters can be dropped there is no cut
     assert whole._segments is None
     assert tokenizer.encode(text) == whole.encode(text)

@@ -69,9 +69,12 @@ class Matcher:
                     continue
                 while token.lstrip and start > last and self._at(text, start - 1, self._space):
                     start -= 1
+                if token.lstrip:
+                    start = max(start, last)  # the token before may have taken some of this one's own white space
                 while token.rstrip and self._at(text, end, self._space):
                     end += 1
-            out.append((start, end, token))
+            if start < end:
+                out.append((start, end, token))
             last = end
         return out
 

@@ -159,25 +159,42 @@ class Bpe(dict[str, tuple[int, ...]]):
         return self._tokens[token_id]
 
     def first_symbols(self, chars: str) -> list[str]:
-        """Characters that are no token become byte tokens, else the unknown token, else nothing."""
+        """What a written word is made of before merging: characters that are no token become byte tokens, else the unknown token, else
+        nothing."""
+        return self.first_parts(chars)[0]
+
+    def first_parts(self, chars: str) -> tuple[list[str], list[int]]:
+        """The first symbols, and how many bytes each stands for."""
         parts: list[str] = []
-        unk = self.unk or ""
-        waiting = False  # an unknown token that is put down when the next known character comes, as the reference does
+        sizes: list[int] = []
+        unk, waiting = self.unk or "", 0  # bytes of an unknown token that is put down with the next known character, as in the reference
         for char in chars:
+            size = len(char.encode())
             if char in self.vocab:
-                parts += [unk, char] if waiting else [char]
-                waiting = False
+                if waiting:
+                    parts.append(unk)
+                    sizes.append(waiting)
+                parts.append(char)
+                sizes.append(size)
+                waiting = 0
                 continue
             if self.byte_tokens:
                 tokens = [self.byte_tokens[byte] for byte in char.encode()]
                 if all(token in self.vocab for token in tokens):
                     parts += tokens
+                    sizes += [1] * len(tokens)
                     continue
-            if self.unk is not None:
-                if waiting and not self.fuse_unk:
-                    parts.append(unk)
-                waiting = True
-        return [*parts, unk] if waiting else parts
+            if self.unk is None:
+                continue
+            if waiting and not self.fuse_unk:
+                parts.append(unk)
+                sizes.append(waiting)
+                waiting = 0
+            waiting += size
+        if waiting:
+            parts.append(unk)
+            sizes.append(waiting)
+        return parts, sizes
 
     def merged(self, parts: list[int]) -> list[int]:
         """Merges the pair of lowest rank, leftmost first, until none is left. In place; for short words."""

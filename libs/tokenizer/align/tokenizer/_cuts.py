@@ -39,15 +39,13 @@ def segmenter(bpe: Bpe, flat: list[str]) -> "Segmenter | None":
     """A function that cuts a text where no merge can reach across, or None where no such cut is proved.
 
     A cut between two characters is lossless when no token that merging can reach holds them side by side: BPE never joins
-    across it, and the two sides do not see each other. Byte and unknown tokens must take no part in merges, and
-    unknown characters must not be fused across a cut.
+    across it, and the two sides do not see each other. Every character must be a token or have byte tokens (else it is dropped, which
+    moves offsets, or unknown, which waits for others), and these must take no part in merges.
     """
     if bpe.byte_level or not flat or bpe.ignore_merges:
         return None
     parts = set(flat)
-    if bpe.byte_tokens and (not all(t in bpe.vocab for t in bpe.byte_tokens) or not parts.isdisjoint(bpe.byte_tokens)):
-        return None
-    if (not bpe.byte_tokens and bpe.unk is not None) or bpe.unk in parts:
+    if not bpe.byte_tokens or not all(t in bpe.vocab for t in bpe.byte_tokens) or not parts.isdisjoint([*bpe.byte_tokens, bpe.unk or ""]):
         return None
     raw = bpe.space != " "
     space = " \u2581" if raw else "\u2581"

@@ -24,7 +24,7 @@ class Node:
         self.value, self.path = value, path
 
     def fail(self, what: str) -> NoReturn:
-        raise TokenizerError(f"{self.path}: {what}")
+        raise TokenizerError(f"{self.path}: {what if len(what) <= 500 else what[:500] + '…'}")
 
     def get(self, key: str, kind: Any, default: Any = _MISSING) -> Any:
         """The field, of type `kind` (or a tuple of types); `default` where it is absent or null."""
@@ -34,7 +34,7 @@ class Node:
         # bool is an int in Python, not in JSON
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             wanted = "a number" if isinstance(kind, tuple) else kind.__name__
-            self.fail(f"{key!r} should be {wanted}, not {_short(value)}" + ("" if key in self.value else " (it is missing)"))
+            self.fail(f"{key!r} should be {wanted}, not {short(value)}" + ("" if key in self.value else " (it is missing)"))
         if isinstance(value, str) and not is_text(value):
             self.fail(f"{key!r} holds a lone surrogate, which is no text")
         return value
@@ -50,12 +50,12 @@ class Node:
         return str(self.get("type", str))
 
     def unsupported(self) -> NoReturn:
-        self.fail(f"type {_short(self.type())} is not supported")
+        self.fail(f"type {short(self.type())} is not supported")
 
     def char(self, key: str, default: Any = _MISSING) -> str:
         value: str = self.get(key, str, default)
         if len(value) != 1:
-            self.fail(f"{key!r} should be one character, not {_short(value)}")
+            self.fail(f"{key!r} should be one character, not {short(value)}")
         return value
 
 
@@ -68,7 +68,7 @@ def is_text(value: str) -> bool:
     return True
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
@@ -148,7 +148,7 @@ def _stage(node: Node, kind: str) -> tuple[list[Any], bool]:
         finder, _ = _pattern(node)
         behaviour = node.get("behavior", str)
         if behaviour not in BEHAVIOURS:
-            node.fail(f"behavior {_short(behaviour)} is none of {', '.join(BEHAVIOURS)}")
+            node.fail(f"behavior {short(behaviour)} is none of {', '.join(BEHAVIOURS)}")
         return [P.Split(finder, behaviour, node.get("invert", bool, False))], False
     if kind == "Metaspace":
         replacement, scheme = node.char("replacement", "\u2581"), prepend_scheme(node)
@@ -168,7 +168,7 @@ def _stage(node: Node, kind: str) -> tuple[list[Any], bool]:
     if kind == "Punctuation":
         behaviour = node.get("behavior", str, "Isolated")
         if behaviour not in BEHAVIOURS:
-            node.fail(f"behavior {_short(behaviour)} is none of {', '.join(BEHAVIOURS)}")
+            node.fail(f"behavior {short(behaviour)} is none of {', '.join(BEHAVIOURS)}")
         return [P.Split(P.one_of(U.property_set("rust_is_punctuation")), behaviour)], False
     return node.unsupported()
 
@@ -177,7 +177,7 @@ def prepend_scheme(node: Node) -> str:
     """The scheme, also from the older `add_prefix_space`."""
     scheme: str = node.get("prepend_scheme", str, "always")
     if scheme not in ("always", "first", "never"):
-        node.fail(f"prepend_scheme {_short(scheme)} is none of always, first, never")
+        node.fail(f"prepend_scheme {short(scheme)} is none of always, first, never")
     if node.get("add_prefix_space", bool, True) is False and scheme != "never":
         if node.value.get("prepend_scheme") is not None:
             node.fail("add_prefix_space does not match prepend_scheme")
@@ -232,13 +232,13 @@ def _decoder_step(node: Node, kind: str) -> Any:
 
 
 class PostProcessor:
-    """What add_special_tokens puts around the ids, and whether ByteLevel trims spaces off the offsets."""
+    """What add_special_tokens puts around the ids, and how ByteLevel trims spaces off the offsets."""
 
     def __init__(self) -> None:
         self.before: list[int] = []
         self.after: list[int] = []
-        self.trim_offsets = False
-        self.add_prefix_space = False
+        self.trims: list[bool] = []  # add_prefix_space of each ByteLevel that trims
+        self.templates = 0
 
 
 def postprocessor_from(node: Node) -> PostProcessor:
@@ -254,11 +254,14 @@ def _post(node: Node, out: PostProcessor) -> None:
         for part in node.items("processors"):
             _post(part, out)
     elif kind == "ByteLevel":
-        out.trim_offsets = out.trim_offsets or node.get("trim_offsets", bool)
-        out.add_prefix_space = node.get("add_prefix_space", bool)
+        add_prefix_space = node.get("add_prefix_space", bool)
+        if node.get("trim_offsets", bool):
+            out.trims.append(add_prefix_space)
     elif kind == "TemplateProcessing":
-        before, after = _template(node)
-        out.before, out.after = before + out.before, out.after + after
+        if out.templates:
+            node.fail("a second TemplateProcessing is not supported: the reference takes what the first one gives for a pair of texts")
+        out.templates += 1
+        out.before, out.after = _template(node)
     else:
         node.unsupported()
 
@@ -275,10 +278,10 @@ def _template(node: Node) -> tuple[list[int], list[int]]:
             continue
         name = part.child("SpecialToken").get("id", str)
         if name not in special:
-            part.fail(f"special token {_short(name)} is not in special_tokens")
+            part.fail(f"special token {short(name)} is not in special_tokens")
         ids = Node(special[name], f"{node.path}.special_tokens[{name!r}]").get("ids", list)
         if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 1 << 32 for i in ids):
-            part.fail(f"the ids of {_short(name)} are not all numbers")
+            part.fail(f"the ids of {short(name)} are not all numbers")
         sides[bool(seen)] += ids
     if seen != 1:
         node.fail("the single template should hold sequence A once")

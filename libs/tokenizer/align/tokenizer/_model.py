@@ -5,7 +5,7 @@ from typing import Any
 
 from align.tokenizer._bpe import Bpe, Merges, merges_of, merges_of_ranks
 from align.tokenizer._errors import TokenizerError
-from align.tokenizer._json_parts import Node, is_text
+from align.tokenizer._json_parts import Node, is_text, short
 from align.tokenizer._unicode import ASSETS
 
 
@@ -41,7 +41,7 @@ def _vocabulary(node: Node) -> dict[str, int]:
     vocab: dict[str, int] = node.get("vocab", dict)
     if not set(map(type, vocab.values())) <= {int}:
         token = next(t for t, i in vocab.items() if type(i) is not int)
-        node.fail(f"vocab[{token!r}] should be a number, not {vocab[token]!r}")
+        node.fail(f"vocab[{short(token)}] should be a number, not {short(vocab[token])}")
     if not is_text("".join(vocab)):
         node.fail(f"vocab[{next(t for t in vocab if not is_text(t))!r}] holds a lone surrogate, which is no text")
     ids = set(vocab.values())
@@ -61,7 +61,7 @@ def _ranks(node: Node, vocab: dict[str, int]) -> tuple[Merges, list[str]]:
     ranks: dict[str, int] = node.get("ranks", dict)
     for token, rank in ranks.items():
         if type(rank) is not int or token not in vocab:
-            node.fail(f"ranks[{token!r}] should be the number of a token of the vocabulary, not {rank!r}")
+            node.fail(f"ranks[{short(token)}] should be the number of a token of the vocabulary, not {short(rank)}")
     if len(set(ranks.values())) != len(ranks):
         node.fail("two tokens of 'ranks' have the same rank")
     return merges_of_ranks(vocab, ranks), []

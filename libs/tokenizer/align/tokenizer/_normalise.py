@@ -86,6 +86,14 @@ class Sequence:
             text = part.text(text)
         return text
 
+    def changes(self, text: str) -> bool:
+        """Whether some part changes the text, be it that a later one changes it back."""
+        for part in self._parts:
+            now = part.text(text)
+            if now != text or (isinstance(part, Sequence) and part.changes(text)):
+                return True
+        return False
+
     def aligned(self, text: str, spans: Spans) -> tuple[str, Spans]:
         for part in self._parts:
             text, spans = part.aligned(text, spans)

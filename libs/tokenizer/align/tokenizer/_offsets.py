@@ -48,7 +48,7 @@ class _Sizes(dict[int, int]):
         return len(token.replace(bpe.space, " ").encode()) if self._in_bytes else len(token)
 
 
-Place = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+Place = tuple[tuple[int, ...], tuple[int, ...], Sequence[int]]
 
 
 class Places(dict[str, Place]):
@@ -84,11 +84,11 @@ class Places(dict[str, Place]):
         begun = array("L", accumulate(starts, initial=0))  # characters begun before each byte
         ends = array("L", accumulate(map(self._bytes.__getitem__, ids), initial=0))
         steps = tuple(begun[b] - begun[a] for a, b in pairwise(ends))
-        return ids, steps, tuple(i for i, at in enumerate(ends[:-1]) if not starts[at])
+        return ids, steps, array("L", (i for i, at in enumerate(ends[:-1]) if not starts[at]))
 
     def _by_words(self, unit: str, ids: tuple[int, ...]) -> Place:
         steps: list[int] = []
-        back: list[int] = []
+        back = array("L")
         at = end = 0
         for word in self.words(unit):
             for start, stop in self.ranges(word):
@@ -97,7 +97,7 @@ class Places(dict[str, Place]):
                 steps.append(at + stop - max(end, at + start))
                 end = at + stop
             at += len(word)
-        return ids, tuple(steps), tuple(back)
+        return ids, tuple(steps), back
 
     def ranges(self, word: str) -> Iterable[tuple[int, int]]:
         """(first, last + 1) characters of each token of a word."""
@@ -123,6 +123,7 @@ class Walk:
         self._tokenizer, self._text, self._skip = tokenizer, text, skip
         self.ids: list[int] = []
         self.offsets: list[tuple[int, int]] = []
+        self._matched: dict[int, str] = {}  # the text of each added token, with the white space that its flags take
         self._starts: Sequence[int] | None = None
         if tokenizer._places is None:
             tokenizer._places = Places(tokenizer)
@@ -134,10 +135,15 @@ class Walk:
             if start > at:
                 self._stretch(text[at:start], at)
             if token is not None:
+                self._matched[len(self.ids)] = text[start:end]
                 self._token(token.id, start, end)
             at = end
-        if tokenizer._post.trim_offsets and unit == "char":
-            self.offsets = [trimmed(tokenizer, i, *pair) for i, pair in enumerate(zip(self.ids, self.offsets, strict=False))]
+        if tokenizer._post.trims and unit == "char":
+            tokens = list(map(tokenizer._token_of.__getitem__, self.ids))
+            for index, matched in self._matched.items():
+                tokens[index] = matched
+            for add_prefix_space in tokenizer._post.trims:
+                self.offsets = trimmed(tokens, self.offsets, add_prefix_space)
 
     def _token(self, token_id: int, start: int, end: int) -> None:
         self.ids.append(token_id)
@@ -146,7 +152,7 @@ class Walk:
     def _stretch(self, text: str, base: int) -> None:
         """A stretch without raw added tokens, which begins at `base`."""
         tokenizer, spans = self._tokenizer, None
-        if tokenizer._normaliser and tokenizer._normaliser.text(text) != text:
+        if tokenizer._changes(text):
             text, spans = tokenizer._normaliser.aligned(text, [(i, i + 1) for i in range(base, base + len(text))])
 
         def original(start: int, end: int) -> tuple[int, int]:
@@ -166,6 +172,7 @@ class Walk:
                     for piece, found in tokenizer._pretokenizer.pieces(part, part_spans, first):
                         self._piece(piece, found or [])
             if token is not None:
+                self._matched[len(self.ids)] = text[start:end]
                 self._token(token.id, *original(start, end))
             at = end
 
@@ -191,8 +198,10 @@ class Walk:
             words = list(chain.from_iterable(map(self._places.words, units)))
             word_starts = accumulate(map(len, words), initial=start)
             self.offsets += [(at + a, at + b) for at, word in zip(word_starts, words, strict=False) for a, b in self._places.ranges(word)]
-        for i in range(before, min(before + base - start + 1, len(ids)) if start < base else before):
+        for i in range(before, len(ids) if start < base else before):
             first, end = self.offsets[i]  # a prefix shares the place of the first character of the text
+            if first >= base and end > base:
+                break
             self.offsets[i] = (max(first, base), max(end, base + 1))
 
     def _piece(self, piece: str, spans: "Spans") -> None:
@@ -270,31 +279,32 @@ def _first_parts(bpe: Bpe, text: str) -> tuple[list[str], list[int]]:
     """What a word is made of before merging, with the bytes of each part."""
     if bpe.ignore_merges and text in bpe.vocab:
         return [text], [len(text.encode())]
-    parts: list[str] = []
-    sizes: list[int] = []
-    for char in text:
-        known = bpe.first_symbols(char)
-        size = len(char.encode())
-        if known == [bpe.unk] and char not in bpe.vocab:
-            if bpe.fuse_unk and parts and parts[-1] is bpe.unk:
-                sizes[-1] += size
-                continue
-            known = [bpe.unk or ""]
-        parts += known
-        sizes += [size] if len(known) == 1 else [1] * len(known)
-    return parts, sizes
+    return bpe.first_parts(text)
 
 
-def trimmed(tokenizer: "Tokenizer", index: int, token_id: int, span: tuple[int, int]) -> tuple[int, int]:
-    """ByteLevel's trim_offsets: spaces at the ends of a token are not part of its place."""
-    token = tokenizer._token_of[token_id]
-    spaces = [char == BYTE_TO_CHAR[32] or U.contains(U.property_set("s"), ord(char)) for char in token]
-    start, end = span
-    leading = spaces.index(False) if False in spaces else len(spaces)
-    trailing = spaces[::-1].index(False) if False in spaces else len(spaces)
-    added = leading == 1 and (index == 0 or start == 0) and tokenizer._post.add_prefix_space  # the space that encoding put there
-    if leading and not added:
-        start = min(start + leading, end)
-    if trailing and end >= trailing:
-        end = max(end - trailing, start)
-    return start, end
+class _Margins(dict[str, tuple[int, int]]):
+    """How many spaces each token's text has at its beginning and at its end."""
+
+    def __missing__(self, token: str) -> tuple[int, int]:
+        space = U.property_set("s")
+        spaces = [char == BYTE_TO_CHAR[32] or U.contains(space, ord(char)) for char in token]
+        all_spaces = False not in spaces
+        margins = (len(spaces), len(spaces)) if all_spaces else (spaces.index(False), spaces[::-1].index(False))
+        if len(self) < 1 << 18:
+            self[token] = margins
+        return margins
+
+
+_margins = _Margins()
+
+
+def trimmed(tokens: list[str], offsets: list[tuple[int, int]], add_prefix_space: bool) -> list[tuple[int, int]]:
+    """ByteLevel's trim_offsets: spaces at the ends of a token are not part of its place; but the one that encoding put there is."""
+    out: list[tuple[int, int]] = []
+    for (leading, trailing), (start, end) in zip(map(_margins.__getitem__, tokens), offsets, strict=True):
+        if leading and not (leading == 1 and add_prefix_space and (not out or start == 0)):
+            start = min(start + leading, end)
+        if trailing and end >= trailing:
+            end = max(end - trailing, start)
+        out.append((start, end))
+    return out

@@ -105,6 +105,7 @@ class PreTokenizer:
             self.finder = rest.pop().finder
         split_here = isinstance(self._prefix, Metaspace) and self._prefix.splitter is not None
         self.cuts_anywhere = not any(isinstance(stage, (PrefixSpace, Metaspace)) for stage in stages)  # adds nothing at a beginning
+        self.asks_first = any(isinstance(stage, Metaspace) and stage.scheme == "first" for stage in stages)
         self._needs_spans = any(isinstance(stage, Metaspace) and stage.scheme == "first" for stage in stages[1:])
         self.simple = not rest and not split_here
         # Metaspace alone: spaces may stay, if the model reads a space as the replacement.
@@ -130,7 +131,7 @@ class PreTokenizer:
         return self.finder.words(text) if self.finder else [text]
 
     def pieces(self, text: str, spans: Spans | None, first: bool) -> list[Piece]:
-        pieces: list[Piece] = [(text, spans)]
+        pieces: list[Piece] = [(text, spans)] if text else []
         for stage in self.stages:
             pieces = [piece for piece in stage(pieces, first) if piece[0]]
         return pieces

@@ -13,6 +13,7 @@ from align.tokenizer._errors import TokenizerError
 
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
 _GROUPS = (("(?:", ""), ("(?i:", "i"), ("(?=", "="), ("(?!", "!"), ("(?<=", "b"), ("(?<!", "b"), ("(?>", ">"), ("(", ""))
+_NO_WORD_IN_BRACKETS = U.from_ranges([(0xB2, 0xB3), (0xB9, 0xB9), (0xBC, 0xBE)])  # ², ³, ¹, ¼, ½, ¾: Oniguruma's own inconsistency
 _ENDLESS = ("*", "+")  # how a repeat without a bound is written, or the possessive form of one
 
 
@@ -132,7 +133,7 @@ class _Parser:
             self.fail(repr(char) + " here")
         return (ord(char), ord(char) + 1)
 
-    def escape(self) -> U.CodeSet:
+    def escape(self, in_bracket: bool = False) -> U.CodeSet:
         char = self.next()
         if char in _SIMPLE:
             return (ord(_SIMPLE[char]), ord(_SIMPLE[char]) + 1)
@@ -142,6 +143,8 @@ class _Parser:
             members = U.find_set(char.lower())
             if members is None:
                 self.fail("\\" + char)
+            if in_bracket and char in "wW":
+                members = U.minus(members, _NO_WORD_IN_BRACKETS)
             return U.invert(members) if char.isupper() else members
         if char in "xu":
             match = re.compile(r"\{([0-9A-Fa-f]{1,6})\}|([0-9A-Fa-f]{2}|[0-9A-Fa-f]{4})").match(self.pattern, self.at)
@@ -182,11 +185,11 @@ class _Parser:
         return U.invert(members) if negated else members
 
     def bracket_item(self) -> U.CodeSet:
-        low = self.escape() if self.take("\\") else (lambda c: (ord(c), ord(c) + 1))(self.next())
+        low = self.escape(True) if self.take("\\") else (lambda c: (ord(c), ord(c) + 1))(self.next())
         if not self.peek("-") or self.pattern[self.at + 1 : self.at + 2] in ("]", ""):
             return low
         self.at += 1
-        high = self.escape() if self.take("\\") else (lambda c: (ord(c), ord(c) + 1))(self.next())
+        high = self.escape(True) if self.take("\\") else (lambda c: (ord(c), ord(c) + 1))(self.next())
         if len(low) != 2 or len(high) != 2 or low[1] != low[0] + 1 or high[1] != high[0] + 1 or low[0] > high[0]:
             self.fail("this range")
         return (low[0], high[1])

@@ -73,6 +73,9 @@ class Tokenizer:
             known = vocab.get(token.content, self._token_of.get(token.id, token.content))
             if known not in (token.id, token.content):
                 root.fail(f"added_tokens[{i}]: {token.content!r} and id {token.id} belong to different tokens of the vocabulary")
+            if token.normalized and not self._normal(token.content):
+                root.fail(f"added_tokens[{i}]: the normalizer leaves nothing of {token.content!r}, which is normalized; such a token would "
+                          "be found between all characters")  # fmt: skip
             self.added_tokens[token.content] = token
             self._token_of[token.id] = token.content
             self._text_of[token.id] = self._normal(token.content) if token.normalized else token.content  # as the reference decodes it
@@ -80,8 +83,12 @@ class Tokenizer:
         self._special_ids = frozenset(t.id for t in self.added_tokens.values() if t.special)
         self._skipped = frozenset(t.id for t in self.added_tokens.values() if self._text_of[t.id] in special)
         raw = {t.content: t for t in self.added_tokens.values() if not t.normalized}
-        normal = {self._normal(t.content): t for t in self.added_tokens.values() if t.normalized}
-        self._raw_matcher, self._normal_matcher = Matcher(raw), Matcher({k: v for k, v in normal.items() if k})
+        normal: dict[str, AddedToken] = {}
+        for token in self.added_tokens.values():
+            if token.normalized and normal.setdefault(text := self._normal(token.content), token) is not token:
+                root.fail(f"added_tokens: {normal[text].content!r} and {token.content!r} are the same once normalised; "
+                          "which of them is meant is not defined")  # fmt: skip
+        self._raw_matcher, self._normal_matcher = Matcher(raw), Matcher(normal)
         largest = max(self._text_of, default=-1)
         if self._post.before or self._post.after:
             largest = max(largest, *self._post.before, *self._post.after)
@@ -97,6 +104,8 @@ class Tokenizer:
     def _cut(self, merges: list[str]) -> None:
         """Finds how texts can be cut for the caches: by segments or by chunks, where these are proved, else by words alone."""
         pre = self._pretokenizer
+        if self._bpe.byte_level:
+            pre.space = None  # a byte-level model reads a space as a space
         self._bpe.reads_spaces_as(pre.space or " ")
         self._segments = segmenter(self._bpe, merges)
         self._chunks: Chunks | None = None
@@ -112,6 +121,12 @@ class Tokenizer:
             return self._chunks.find(self._pretokenizer.prefixed(text, first))
         words = self._pretokenizer.words(text, first)
         return list(chain.from_iterable(map(self._segments, words))) if self._segments else words
+
+    def _changes(self, text: str) -> bool:
+        """Whether the normaliser does something to the text."""
+        if isinstance(self._normaliser, NormaliserSequence):
+            return self._normaliser.changes(text)
+        return self._normal(text) != text
 
     def _normal(self, text: str) -> str:
         return self._normaliser.text(text) if self._normaliser else text
@@ -199,14 +214,18 @@ class Tokenizer:
         that are not marked special, such as Qwen3's <think>. "refuse": TokenizerError.
         Raises TokenizerError for text that has no UTF-8 form (a lone surrogate).
         """
+        skip = self._skipper(text, special)
         ids: list[int] = []
-        lookup = (self._bpe if self._chunks is None else self._chunks).__getitem__
-        for piece, token, first in self._stretches(text, self._skipper(text, special)):
-            if token is not None:
-                ids.append(token)
-                continue
-            for more in map(lookup, self._units(piece, first)):
-                ids += more
+        if self._normaliser and self._pretokenizer.asks_first:
+            ids = Walk(self, text, skip, "char").ids  # what begins the text can only be told with places
+        else:
+            lookup = (self._bpe if self._chunks is None else self._chunks).__getitem__
+            for piece, token, first in self._stretches(text, skip):
+                if token is not None:
+                    ids.append(token)
+                    continue
+                for more in map(lookup, self._units(piece, first)):
+                    ids += more
         if add_special_tokens:
             return [*self._post.before, *ids, *self._post.after]
         return ids
