@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ["WORKSPACE", "deps.bzl", "libraries.bzl", ".bazelrc", ".bazelversion", "bazelw", "pyproject.toml", "third_party"]
 COPIED += ["tools/bazel", "tools/py", "tools/lint/deps.bzl", "tools/lint/lock.bzl"]
+PACKAGES = ["hypothesis", "numpy", "pyarrow", "pytest", "safetensors", "torch", "triton"]
 
 LIBRARY = """load("@align_py//:defs.bzl", "py_library")
 
@@ -92,7 +93,7 @@ CLOCK = """genrule(
 """
 MARKER = ".align-planted"
 REACHES = {
-    "network": "import sys\nimport urllib.request\nurllib.request.urlopen({address!r}, timeout=5).read()\n",
+    "network": "import urllib.request\nurllib.request.urlopen({address!r}, timeout=5).read()\n",
     "home": f"from pathlib import Path\nPath.home().joinpath({MARKER!r}).read_text()\n",
 }
 
@@ -102,6 +103,11 @@ def plant(tree: Path) -> None:
         source = ROOT / name
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, tree / name) if source.is_dir() else shutil.copy2(source, tree / name)
+    # A stranger's packages, all of them nothing: what is refused is refused before anything would be installed.
+    own = f"align_dependencies(packages = {{name: '//fake' for name in {PACKAGES}}})"
+    (tree / "WORKSPACE").write_text((tree / "WORKSPACE").read_text().replace("align_dependencies()", own))
+    (tree / "fake").mkdir()
+    (tree / "fake/BUILD").write_text(LIBRARY.format(name="fake", visibility='["//visibility:public"]', deps="[]"))
     (tree / "BUILD").write_text('exports_files(["pyproject.toml", ".bazelrc"], visibility = ["//visibility:public"])\n')
     public = '["//visibility:public"]'
     cases = {"bottom": ("thing = 1\n", []), "middle": ("import align.bottom\n", ["//libs/bottom"]), "upper": ("x = 1\n", [])}
@@ -119,8 +125,19 @@ def plant(tree: Path) -> None:
     (tree / ".bazelignore").write_text("third_party/bazel\n")
 
 
+class Answer(BaseHTTPRequestHandler):
+    """What a test on the network would hear."""
+
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
 def repeatability(tree: Path, bazel: list[str | Path], quiet: list[str]) -> int:
-    """Plants a time stamp, tests that read the network and the home directory, a line of the lock that pins nothing. How many got through."""
+    """Plants a clock, tests that read the network and the home directory, a line that pins nothing. How many got through."""
     logs = [tree / "first.json", tree / "second.json"]
     for log in logs:
         run(tree, *bazel, "clean")
@@ -132,7 +149,7 @@ def repeatability(tree: Path, bazel: list[str | Path], quiet: list[str]) -> int:
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe, contextlib.suppress(OSError):
         probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737; no packet is sent, the kernel says which address would be ours
         own = probe.getsockname()[0]
-    server = ThreadingHTTPServer((own, 0), SimpleHTTPRequestHandler)
+    server = ThreadingHTTPServer((own, 0), Answer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     marker = Path.home() / MARKER
     marker.write_text("")
@@ -164,7 +181,7 @@ def run(tree: Path, *command: str | Path) -> str:
 
 
 def main(options: list[str]) -> int:
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "align-planted")  # kept: the next run installs nothing
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "align-planted")  # kept: the next run extracts nothing
     with tempfile.TemporaryDirectory(prefix="align-planted-") as directory:
         tree = Path(directory)
         plant(tree)
