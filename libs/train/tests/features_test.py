@@ -123,6 +123,15 @@ def test_only_the_adapter_is_trained_saved_and_resumed(tmp_path):
     assert all(name.endswith(("lora_A", "lora_B")) for name in document["parameters"])
 
 
+class OtherBase(SftModule):
+    """On other weights than `made` gives."""
+
+    def __init__(self, model):
+        with torch.no_grad():
+            model.model.norm.weight.mul_(1.5)
+        super().__init__(model)
+
+
 def test_an_adapter_alone_and_what_does_not_fit(tmp_path):
     lora = LoraConfig(rank=4, targets=["q_proj"], save_merged=False)
     result, _ = run_to_the_end(tmp_path / "run", lora=lora, train__max_steps=2)
@@ -131,6 +140,8 @@ def test_an_adapter_alone_and_what_does_not_fit(tmp_path):
     assert resumed(tmp_path / "run", lora=lora, train__max_steps=3, allow_change=["schedule"])[0].steps == 3
     with pytest.raises(TrainError, match=r"lora\.targets names w1, which is no linear layer of the model; it has down_proj, gate_proj"):
         add_lora(init(MODEL, seed=1), LoraConfig(rank=1, targets=["w1"]), seed=0)
+    with pytest.raises(TrainError, match=r"step-000003 is of another run: model\.base was"):  # the checkpoint does not hold them
+        resumed(tmp_path / "run", lora=lora, train__max_steps=4, allow_change=["schedule"], module=OtherBase)
     adapter = load(result.checkpoint).adapter
     with pytest.raises(TrainError, match=r"lora\.rank"):
         model = init(MODEL, seed=1)

@@ -7,6 +7,8 @@ import dataclasses
 import itertools
 import json
 import math
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from train_cases import MODEL, STEPS, documents, logged, made, on_ranks, resumed
 from align.checkpoint import load
 from align.model import load as load_model
 from align.tracking import read_history
-from align.train import LoraConfig, Ranks, SftModule, join, leave, whole
+from align.train import LoraConfig, Ranks, SftModule, find_latest, join, leave, whole
 from align.train._gradients import global_norm
 
 KINDS = {
@@ -188,6 +190,32 @@ def test_two_ranks(tmp_path):
     }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 5])
+def test_one_of_two_ranks_is_killed_and_the_run_resumed(tmp_path, step):
+    """The other rank fails with it; nothing is lost but the steps after the last whole checkpoint."""
+    on_ranks(2, __file__, "killed", tmp_path, step, codes=[1, -signal.SIGKILL])
+    on_ranks(2, __file__, "goes on", tmp_path)
+
+
+def killed(path, ranks, step):
+    def kill(loss):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    at = {2 * int(step): kill} if ranks.rank == 1 else None
+    made(path / "killed", at=at, ranks=ranks, train__micro_batch=1, checkpoint__every=2)[0].fit()
+
+
+def goes_on(path, ranks):
+    settings = {"ranks": ranks, "train__micro_batch": 1, "checkpoint__every": 2}
+    uninterrupted, whole_run = run_to_the_end(path / "whole", **settings)
+    found = find_latest(path / "killed" / "checkpoints", ranks)
+    trainer, run, _ = made(path / "killed", resume=load(found).step if found else 0, **settings)
+    assert state_of(trainer.fit(resume=True)) == state_of(uninterrupted)
+    if ranks.main:
+        assert logged(run) == logged(whole_run)
+
+
 def compare_gradients(folder, ways):
     alone = gradients(folder / "alone", Ranks(), ways)
     shared = load_file(folder / "gradients.safetensors")
@@ -227,6 +255,10 @@ def main(action, folder, *words):
         legs(folder / "legs-adamw8bit", ranks, "adamw8bit", 2)
     elif action == "gradients":
         share_gradients(folder, ranks, ALL)
+    elif action == "killed":
+        killed(folder, ranks, *words)
+    elif action == "goes on":
+        goes_on(folder, ranks)
     elif action == "legs":
         for first in range(1, STEPS):
             legs(folder / f"from-{first}", ranks, words[0], first)

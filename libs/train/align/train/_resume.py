@@ -27,7 +27,10 @@ OPTIMIZER_STATE = "optimizer.state"  # allow-change of it goes on with a fresh o
 
 
 def identity(config: Any, module: TrainModule, data_digest: str, tokenizer_files: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """JSON: every field of the configuration by its dotted name, and under `data`, `tokenizer` and `model.config` what they name."""
+    """JSON: every field of the configuration by its dotted name, and under `data`, `tokenizer` and `model.config` what they name.
+
+    With an adapter also `model.base`, a digest of the frozen weights. Call it before the model is sharded.
+    """
     model: Any = module.model
     document = {
         **dict(_flat(dataclasses.asdict(config), "")),
@@ -35,8 +38,21 @@ def identity(config: Any, module: TrainModule, data_digest: str, tokenizer_files
         "tokenizer": _tokenizer_digest(tokenizer_files),
         "model.config": model.config.to_hf(),
     }
+    if config.lora.rank:
+        document["model.base"] = _weights_digest(model)  # its checkpoints hold the adapter's weights, not these
     plain: dict[str, Any] = json.loads(json.dumps(document, default=str))
     return plain
+
+
+@torch.no_grad()
+def _weights_digest(model: Any) -> str:
+    """sha256 of every weight's name, shape, sum and sum of absolute values, in float64; not of an adapter's."""
+    digest = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        if not name.endswith((".lora_A", ".lora_B")):
+            sums = weight.sum(dtype=torch.float64).item(), torch.linalg.vector_norm(weight, 1, dtype=torch.float64).item()
+            digest.update(f"{name} {tuple(weight.shape)} {sums[0]!r} {sums[1]!r}\n".encode())
+    return digest.hexdigest()
 
 
 def refuse_changes(
