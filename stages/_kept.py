@@ -59,11 +59,11 @@ class Folder:
         """
         try:
             found = json.loads((self.path / ROWS).read_bytes())
+            kept = Kept(**{**found, "removed": Counter(found["removed"]), "unread": Counter(found["unread"])})
         except FileNotFoundError:
             return None
-        except ValueError:
-            raise DataError(f"{self.path / ROWS}: is damaged; remove {self.path}") from None
-        kept = Kept(**{**found, "removed": Counter(found["removed"]), "unread": Counter(found["unread"])})
+        except (ValueError, TypeError, KeyError):
+            raise DataError(f"{self.path / ROWS}: is damaged; remove {self.path} and build again") from None
         for side, known in kept.sides.items():
             path = rows_path(self.path, side)
             if not path.is_file() or _sha256(path) != known["sha256"]:
@@ -137,10 +137,14 @@ def open_folder(path: Path, settings: dict[str, Any], list_them: Callable[[], li
             raise ConfigError(f"run_dir {path}: another build_data is at work there; wait for it, or name another") from None
         again = sources.exists()
         plain = _without(json.loads(json.dumps(settings, default=str)))
-        known = json.loads(sources.read_bytes()) if again else None
+        try:
+            known = json.loads(sources.read_bytes()) if again else None
+            then = [File(**file) for file in known["files"]] if known is not None else []
+        except (ValueError, TypeError, KeyError):
+            raise DataError(f"{sources}: is damaged; remove {path} and build again") from None
         if known is not None and (known["settings"] == plain or (path / ROWS).exists()):
             _refuse_others(path, known["settings"], plain)
-            files = [File(**file) for file in known["files"]]
+            files = then
         else:  # new, or nothing that is whole was made with the other settings
             files = files or list_them()
             write_whole(sources, _json({"settings": plain, "files": [file.plain() for file in files]}))

@@ -369,6 +369,12 @@ def test_damage_in_the_folder_is_named(caller, capsys):
         capsys.readouterr()
         assert start(*words) == 2 and told in capsys.readouterr().err
         path.write_bytes(content)
+    for name in ("rows.json", "sources.json"):
+        content = (caller / "run" / name).read_bytes()
+        for damaged in (content[:-20], b'{"files": 1}'):
+            (caller / "run" / name).write_bytes(damaged)
+            assert start(*words) == 2 and f"{name}: is damaged; remove" in capsys.readouterr().err
+        (caller / "run" / name).write_bytes(content)
     assert start(*words) == 0
 
 
