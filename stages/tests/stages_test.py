@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from _common import run_stage
+from _common import on_ranks, run_stage
 from evaluate import EvaluateConfig, evaluate
 from sft import SftConfig, sft
 
@@ -41,7 +41,7 @@ def caller(tmp_path, monkeypatch):
 
 
 def start_sft(*words: str) -> int:
-    return run_stage("sft", SftConfig, sft, "", words)
+    return run_stage("sft", SftConfig, on_ranks(str(STAGES / "sft.py"), sft), "", words)
 
 
 def start_evaluate(*words: str) -> int:
