@@ -136,7 +136,7 @@ def test_an_installation_its_record_and_its_repetition(fake, tmp_path: Path):
     assert (prefix / "PINS.json").stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("step", [pytest.param(s, marks=[] if s in ("curl", "no cache") else pytest.mark.slow) for s in STEPS])
+@pytest.mark.parametrize("step", [pytest.param(s, marks=[] if s == "cache" else pytest.mark.slow) for s in STEPS])
 def test_every_step_can_fail_and_is_made_good_by_the_next_run(fake, tmp_path: Path, step: str):
     prefix = tmp_path / "lean"
     done = fake(prefix, fail=step)
@@ -150,7 +150,7 @@ def test_every_step_can_fail_and_is_made_good_by_the_next_run(fake, tmp_path: Pa
     find_toolchain(prefix)
 
 
-@pytest.mark.parametrize("step", [pytest.param(s, marks=[] if s == "cache" else pytest.mark.slow) for s in HANGS])
+@pytest.mark.parametrize("step", [pytest.param(s, marks=pytest.mark.slow) for s in HANGS])
 def test_every_step_of_network_or_build_has_a_time_limit(fake, tmp_path: Path, step: str):
     done = fake(tmp_path / "lean", hang=step)
     assert done.returncode == 124
@@ -158,6 +158,7 @@ def test_every_step_of_network_or_build_has_a_time_limit(fake, tmp_path: Path, s
     assert not (tmp_path / "lean/PINS.json").exists()
 
 
+@pytest.mark.slow
 def test_another_archive_than_before_is_refused(fake, tmp_path: Path):
     assert fake(tmp_path / "lean").returncode == 0
     shutil.rmtree(tmp_path / "lean/elan/bin")

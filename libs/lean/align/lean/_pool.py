@@ -22,6 +22,7 @@ from align.lean._toolchain import Toolchain
 
 _GIB = 1 << 30
 _SUPERVISOR = Path(__file__).with_name("_supervisor.py")
+_MOST_SUPERVISORS = 100  # of one pool; something kills them
 _ANSWER_S = 60.0  # the supervisor answers in milliseconds; a machine that swaps may take long
 
 
@@ -91,6 +92,7 @@ class _Channel:
             try:
                 self.socket.sendall(json.dumps(message).encode())
             except OSError as trouble:
+                self.lost = True
                 raise Fault("died", f"the supervisor is gone: {trouble}") from None
         return future
 
@@ -152,7 +154,7 @@ class LeanPool:
         self.close()
 
     def close(self) -> None:
-        """Kills every child and waits until all are gone. Checks that run in other threads end as crash."""
+        """Kills every child and waits until all are gone. Checks that run in other threads end as crash or raise LeanError."""
         if self._owner != os.getpid():
             return
         with self._ready:
@@ -243,6 +245,29 @@ class LeanPool:
         return child
 
     def _spawn(self) -> Child:
+        limits = {
+            "memory": self.limits.memory_bytes,
+            "address_space": self.limits.address_space_bytes,
+            "file": self.limits.file_bytes,
+        }
+        how = {
+            "command": list(self.toolchain.command),
+            "environment": dict(self.toolchain.environment),
+            "directory": self.toolchain.directory,
+        }
+        while True:
+            channel, number = self._next()
+            try:
+                answer, fds = channel.ask({"op": "spawn", "id": number} | how | limits, "spawned").result(_ANSWER_S)
+                return Child(number, answer["pid"], *fds)
+            except Fault:
+                if self.counts["supervisors"] > _MOST_SUPERVISORS:
+                    raise
+            except TimeoutError:
+                raise Fault("start", f"the supervisor did not start a child within {_ANSWER_S} s") from None
+
+    def _next(self) -> tuple[_Channel, int]:
+        """A living supervisor, a new one where the last is gone, and a number for a child."""
         with self._ready:
             if self._closed:
                 raise LeanError("the pool is closed")
@@ -252,22 +277,9 @@ class LeanPool:
             if self._channel is None:
                 self._channel = _Channel()
                 self.counts["supervisors"] += 1
-            channel = self._channel
             self._numbers += 1
-            number = self._numbers
             self.counts["starts"] += 1
-        message = {
-            "op": "spawn",
-            "id": number,
-            "command": list(self.toolchain.command),
-            "environment": dict(self.toolchain.environment),
-            "directory": self.toolchain.directory,
-            "memory": self.limits.memory_bytes,
-            "address_space": self.limits.address_space_bytes,
-            "file": self.limits.file_bytes,
-        }
-        answer, fds = channel.ask(message, "spawned").result(_ANSWER_S)
-        return Child(number, answer["pid"], *fds)
+            return self._channel, self._numbers
 
     def end(self, child: Child) -> End:
         """Kills a child and what it has started, waits until all are gone, and says how it ended."""
