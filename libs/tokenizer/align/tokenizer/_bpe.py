@@ -106,7 +106,8 @@ class Bpe(dict[str, tuple[int, ...]]):
         cache_words: int = 100_000,
     ) -> None:
         super().__init__()
-        self.vocab, self.merges = vocab, merges
+        self.vocab = vocab
+        self._rows, self._made = merges
         self.unk, self.fuse_unk, self.ignore_merges, self.byte_level = unk, fuse_unk, ignore_merges, byte_level
         self.byte_tokens = [f"<0x{b:02X}>" for b in range(256)] if byte_fallback else None
         self.cache_words = cache_words
@@ -200,7 +201,7 @@ class Bpe(dict[str, tuple[int, ...]]):
         """Merges the pair of lowest rank, leftmost first, until none is left. In place; for short words."""
         if len(parts) < 2:
             return parts
-        rows, made = self.merges.rows, self.merges.made
+        rows, made = self._rows, self._made
         parts.append(-1)  # with it, found[-1] is always infinite: neither end needs a test
         found = [rows[left].get(right, _INFINITE) for left, right in pairwise(parts)]
         while (best := min(found)) != _INFINITE:
@@ -214,7 +215,7 @@ class Bpe(dict[str, tuple[int, ...]]):
 
     def merged_long(self, parts: list[int]) -> list[int]:
         """The same with a heap of rank × size + position over a linked list."""
-        rows, made, size = self.merges.rows, self.merges.made, len(parts)
+        rows, made, size = self._rows, self._made, len(parts)
         after, before = array("q", range(1, size + 1)), array("q", range(-1, size - 1))
         heap = []
         for at, (left, right) in enumerate(pairwise(parts)):

@@ -1,13 +1,11 @@
 """Tokenizer files in a directory: loading, saving, the vendored copy."""
 
-import gc
 import json
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from align.tokenizer._collection import no_collection
 from align.tokenizer._errors import TokenizerError, VendoredWarning
 from align.tokenizer._unicode import ASSETS
 
@@ -74,20 +72,8 @@ def load(cls: "type[Tokenizer]", path: Path) -> "Tokenizer":
         found = path
     else:
         raise TokenizerError(f"{path}: no such file or directory; give a model directory or a tokenizer.json")
-    with _no_collection():
+    with no_collection():
         return cls(_data(found), _config(found.parent), where=str(found), files=_present(found.parent, found))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without the garbage collector, which would go through the hundreds of thousands of new lists and strings again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _data(path: Path) -> dict[str, Any]:

@@ -188,13 +188,14 @@ class Walk:
                 shared.append((len(ids), back))
             ids += more
             steps += further
-        if sum(steps) == tiled:
-            self.offsets += pairwise(accumulate(steps, initial=start))
+        self.offsets += pairwise(accumulate(steps, initial=start))
+        if before == len(ids) or self.offsets[-1][1] == start + tiled:
             for at, back in shared:
                 for i in back:
                     first, end = self.offsets[at + i]
                     self.offsets[at + i] = (first - 1, end)
-        else:
+        else:  # characters were dropped
+            del self.offsets[before:]
             words = list(chain.from_iterable(map(self._places.words, units)))
             word_starts = accumulate(map(len, words), initial=start)
             self.offsets += [(at + a, at + b) for at, word in zip(word_starts, words, strict=False) for a, b in self._places.ranges(word)]

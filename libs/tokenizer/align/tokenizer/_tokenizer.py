@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from align.tokenizer._added import AddedToken, Matcher, Skip
+from align.tokenizer._collection import no_collection
 from align.tokenizer._cuts import Chunks, chunk_pattern, segmenter
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node, added_from, decoder_from, normaliser_from, postprocessor_from, pretokenizer_from
@@ -235,7 +236,12 @@ class Tokenizer:
         that takes several tokens is given to each of them). unit "byte": (start, end) in the UTF-8 bytes of the text."""
         if unit not in ("char", "byte"):
             raise TokenizerError(f"unit {unit!r} is neither 'char' nor 'byte'")
-        found = Walk(self, text, self._skipper(text, special), unit)
+        skip = self._skipper(text, special)
+        if len(text) < 1000:
+            found = Walk(self, text, skip, unit)
+        else:
+            with no_collection():  # one tuple for every token
+                found = Walk(self, text, skip, unit)
         if not add_special_tokens:
             return Encoding(found.ids, found.offsets)
         before, after = self._post.before, self._post.after
