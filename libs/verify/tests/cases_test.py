@@ -1,7 +1,9 @@
 r"""Every row of the case files: labelled outputs, peers' suites, adversarial inputs, synthetic pairs, ceilings, the oracle's answers."""
 
 import gzip
+import hashlib
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -108,3 +110,9 @@ def test_every_disagreement_with_the_oracle_is_adjudicated():
     assert found == {key for key in settled if settled[key]["set"] != "outputs"}
     assert all(row["reason"] for row in settled.values())
     assert sum(row["right"] == "ours" for row in settled.values()) / len(settled) >= 0.95
+
+
+def test_every_data_file_is_the_one_of_the_provenance():
+    table = (DATA / "PROVENANCE.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `([\w.]+)` .*`([0-9a-f]{64})` \|$", table, re.MULTILINE))
+    assert listed == {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in DATA.glob("*.gz")}

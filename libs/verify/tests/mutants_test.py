@@ -82,7 +82,6 @@ MUTANTS = [
     ("_extract.py", "if stop < 0:\n        return Extraction(None, \"boxed\"", "if stop < -9:\n        return Extraction(None, \"boxed\""),
     ("_extract.py", "if not all(parts):", "if not any(parts):"),
     ("_extract.py", "text = text[close + 8 :]", "pass"),
-    ("_decide.py", "if defined[0] != defined[1] or not", "if not"),
     ("_decide.py", "True if vanishes(difference) else None", "True"),
     ("_closed.py", "and _product_is_one(counts)", "and True"),
     ("_closed.py", "and _product_is_real(counts) and", "and True and"),

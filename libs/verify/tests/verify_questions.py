@@ -174,6 +174,7 @@ T \lceil x\rceil ~ -\lfloor-x\rfloor
 F \frac{|x-10^8|}{x-10^8} ~ -1
 F |\ln x| ~ \ln x
 F |\sin x| ~ \sin x
+F |e^{ix}| ~ e^{ix}
 F \sqrt{\sin^2 x} ~ \sin x
 F \sqrt{(e^x-1)^2} ~ e^x-1
 T \sqrt{\ln^2 x} ~ |\ln x|
