@@ -24,6 +24,7 @@ from align.train._errors import ResumeWarning, TrainError
 from align.train._lora import lora_parameters, sum_replicated
 from align.train._meter import SPIKE_WINDOW, is_spike, memory_gb, peak_flops, step_flops
 from align.train._module import TrainModule
+from align.train._numbers import Numbers
 from align.train._optimizers import apply_gradients, make_optimizer
 from align.train._prepare import be_deterministic, blocks_of, prepare, reshard
 from align.train._profile import Profile
@@ -89,11 +90,10 @@ class _Counters:
 
 
 class _Parts(NamedTuple):
-    """What the micro-batches of a step summed up to, on the device."""
+    """What the micro-batches of a step summed up to on this rank: loss, units, and the metrics by name."""
 
-    losses: list[Tensor]
-    weights: list[Tensor | float]
-    metrics: dict[str, Tensor | float]
+    numbers: Numbers
+    metrics: list[str]
 
 
 class Trainer:
@@ -270,32 +270,34 @@ class Trainer:
         self._progress.update(now.step, **shown, lr=lr, tokens_per_s=rate)
 
     def _gradient(self, step: Step) -> _Parts:
-        """Forward and backward of every micro-batch of this rank; what they summed up to, still on the device."""
-        parts = _Parts([], [], {})
+        """Forward and backward of every micro-batch of this rank; what they summed up to, on its way to the host."""
+        losses: list[Tensor] = []
+        weights: list[Tensor | float] = []
+        sums: dict[str, Tensor | float] = {}
         for number, micro_batch in enumerate(step.micro_batches, 1):
             summed, weight, metrics = self._module.loss(to_device(micro_batch, self._device))
             loss = normalise(summed, step.trained_tokens)
             loss.backward()  # type: ignore[no-untyped-call]
-            parts.losses.append(loss.detach())
-            parts.weights.append(weight)
+            losses.append(loss.detach())
+            weights.append(weight)
             for name, value in metrics.items():
-                parts.metrics[name] = parts.metrics.get(name, 0.0) + (value.detach() if isinstance(value, Tensor) else value)
+                sums[name] = sums.get(name, 0.0) + (value.detach() if isinstance(value, Tensor) else value)
             self._watchdog.progress(f"micro-batch {number} of step {self._now.step + 1}")
         sum_replicated(self._replicated, self._ranks.world)
-        return parts
+        return _Parts(Numbers([sum(losses), sum(weights), *sums.values()]), list(sums))
 
     def _sum_up(self, step: Step, parts: _Parts) -> tuple[float, dict[str, float]]:
-        """The loss and the metrics of the step as means over all ranks. The optimizer has waited for the device, so nothing here does."""
-        own = float(sum(parts.losses)), float(sum(parts.weights)), {name: float(value) for name, value in parts.metrics.items()}
-        told = self._ranks.gather(own)
+        """The loss and the metrics of the step as means over all ranks. The optimizer's kernel runs meanwhile."""
+        loss, units, *metrics = parts.numbers.read()
+        told = self._ranks.gather((loss, units, dict(zip(parts.metrics, metrics, strict=True))))
         weighed = sum(weight for _, weight, _ in told)
         if weighed != step.trained_tokens:
             raise TrainError(
                 f"the loss of step {self._now.step + 1} weighs {weighed:g} units and the loader counted {step.trained_tokens}; "
                 "the mask of the loss and the loader's must be the same"
             )
-        names = dict.fromkeys(name for *_, metrics in told for name in metrics)
-        sums = {name: sum(metrics.get(name, 0.0) for *_, metrics in told) for name in names}
+        names = dict.fromkeys(name for *_, each in told for name in each)
+        sums = {name: sum(each.get(name, 0.0) for *_, each in told) for name in names}
         return sum(loss for loss, *_ in told), {name: normalise(value, step.trained_tokens) for name, value in sums.items()}
 
     def _evaluate_and_save(self) -> None:
