@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from align.tokenizer import Decoder, Tokenizer, TokenizerError, VendoredWarning, resolve_tokenizer, vendored_dir
+from align.tokenizer import ChatError, Decoder, Tokenizer, TokenizerError, VendoredWarning, resolve_tokenizer, vendored_dir
 from align.tokenizer import vendored as load_vendored
 
 vendored = functools.cache(load_vendored)
@@ -221,3 +221,20 @@ def test_nesting_without_end():
         part = {"type": "Sequence", "normalizers": [part]}
     with pytest.raises(TokenizerError, match="nested too deeply"):
         Tokenizer.from_dict({**TOY, "normalizer": part})
+
+
+def test_arguments_of_another_type(tmp_path):
+    tokenizer = vendored()
+    with pytest.raises(TokenizerError, match="a list of texts, not one text"):
+        tokenizer.encode_batch("abc")
+    with pytest.raises(TokenizerError, match="the configuration should be a JSON object, not list"):
+        Tokenizer.from_dict(TOY, [1])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TokenizerError, match="the tokenizer's files cannot be written"):
+        tokenizer.save(tmp_path / "file")
+    with pytest.raises(ChatError, match="template should be a str, not bytes"):
+        tokenizer.render_chat([], template=b"x")
+    with pytest.raises(ChatError, match="variables should be a dict of names, not list"):
+        tokenizer.render_chat([], variables=[1])
+    with pytest.raises(ChatError, match=r"messages\[0\] should be an object with a role"):
+        tokenizer.check_prefixes([{"content": 1}, {}])

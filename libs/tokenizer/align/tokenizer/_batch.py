@@ -27,6 +27,8 @@ def encode_batch(tokenizer: "Tokenizer", texts: Iterable[str], processes: int, a
     `if __name__ == "__main__":`."""
     if not isinstance(processes, int) or processes < 1:
         raise TokenizerError(f"processes {processes!r} should be a number from 1")
+    if isinstance(texts, (str, bytes)):
+        raise TokenizerError("encode_batch takes a list of texts, not one text")
     texts = list(texts)
     for text in texts:
         tokenizer._skipper(text, special)  # errors come from here, with their text still at hand

@@ -51,10 +51,14 @@ def render_chat(
     source = template if template is not None else tokenizer.chat_template
     if source is None:
         raise ChatError("this tokenizer has no chat template; pass template=…")
+    if not isinstance(source, str):
+        raise ChatError(f"template should be a str, not {type(source).__name__}")
+    if not isinstance(variables or {}, dict):
+        raise ChatError(f"variables should be a dict of names, not {type(variables).__name__}")
     from align.tokenizer._template import parse_template
 
     tree = parse_template(source)
-    messages = _checked(messages)
+    messages = checked(messages)
     names = _variables(tokenizer, messages, tools, variables)
     text = _render(tree, names, add_generation_prompt)
     if not compat:
@@ -65,7 +69,7 @@ def render_chat(
     return Chat(str(text), ids, mask, _segments(text))
 
 
-def _checked(messages: Any) -> list[dict[str, Any]]:
+def checked(messages: Any) -> list[dict[str, Any]]:
     import json
 
     if not isinstance(messages, (list, tuple)):

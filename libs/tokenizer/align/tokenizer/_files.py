@@ -93,6 +93,13 @@ def _present(directory: Path, main: Path) -> list[Path]:
 
 
 def save(tokenizer: "Tokenizer", directory: Path) -> list[Path]:
+    try:
+        return _saved(tokenizer, directory)
+    except OSError as error:
+        raise TokenizerError(f"{directory}: the tokenizer's files cannot be written: {error}") from None
+
+
+def _saved(tokenizer: "Tokenizer", directory: Path) -> list[Path]:
     import shutil
 
     directory.mkdir(parents=True, exist_ok=True)

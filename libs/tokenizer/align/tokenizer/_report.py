@@ -104,6 +104,9 @@ def drift(tokenizer: "Tokenizer", ids: Iterable[int]) -> Drift:
 
 
 def check_prefixes(tokenizer: "Tokenizer", messages: Any, options: dict[str, Any]) -> list[int]:
+    from align.tokenizer._chat import checked
+
+    messages = checked(messages)
     broken = []
     for k in range(1, len(messages)):
         if messages[k - 1]["role"] != "assistant":

@@ -44,6 +44,8 @@ class Tokenizer:
             if root.get(field, dict, None) is not None:
                 root.fail(f"{field!r} is set; it would change ids behind the caller's back: set it to null")
         self._data, self._where = data, where
+        if not isinstance(config or {}, dict):
+            raise TokenizerError(f"{where}: the configuration should be a JSON object, not {type(config).__name__}")
         self._config = config or {}
         self.files: list[Path] = list(files)
         try:
