@@ -43,6 +43,7 @@ def process(name: str, command: list[str], limit_s: float) -> dict[str, Any]:
     paths = os.pathsep.join(
         map(str, [*sorted(ROOT.glob("libs/*")), *sorted(ROOT.glob("libs/*/tests")), ROOT / "stages", ROOT / "tools/py"])
     )
+    paths = os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")])
     more = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": paths}
     try:
         done = subprocess.run(
