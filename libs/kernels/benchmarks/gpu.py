@@ -117,6 +117,12 @@ def loss() -> None:
         torch.cuda.empty_cache()
 
 
+def loss_only() -> None:
+    for model, tokens in (("1.44B", 16384), ("7.25B", 8192), ("7.25B", 16384)):
+        op = lambda h, w, t: kernels.linear_cross_entropy(h, w, t) / t.numel()  # noqa: E731
+        emit("loss", "ours", model, tokens, *workloads.loss_case(op, MODELS[model], tokens))
+
+
 def decode() -> None:
     rate = workloads.copy_rate()
     emit("rate", "copy TB/s", rate / 1e12)
@@ -234,6 +240,7 @@ def section(name: str, rest: list[str], out: Path) -> None:
 
 
 MEASURED: dict[str, Callable[[], None]] = {"memory": memory, "loss": loss, "decode": decode, "gemv": gemv, "strict": strict}
+MEASURED["loss-only"] = loss_only
 
 
 class Run:
@@ -263,7 +270,8 @@ class Run:
         lines = out.splitlines()
         self.rows += [json.loads(line) for line in lines if line.startswith('["')]
         if name.startswith("pytest"):
-            self.rows += [[name, line[:250]] for line in lines if line.startswith(("E  ", "FAILED", "ERROR"))] + [[name, *lines[-1:]]]
+            lines += ["cut: out of time"] if process.returncode < 0 else []
+            self.rows += [[name, line[:250]] for line in lines if line.startswith(("E  ", "FAILED", "ERROR"))] + [[name, *lines[-2:]]]
         elif process.returncode:
             self.rows.append([name, "NOT RUN TO ITS END", " | ".join(error.strip().splitlines()[-3:])[-400:]])
         (self.out / "kernels_gpu.json").write_text(json.dumps(self.rows, indent=0))
@@ -300,16 +308,20 @@ def compact(table: dict[str, Any]) -> str:
 
 
 # Groups of tests that take about as long, each a process.
-TESTS = ("attention", "linear or every_time", "decod", "loss", "not (attention or linear or every_time or decod or loss)")
-PEERS = {"peer": [peers.LIGER], "peer-model": [peers.HF_LIGER, "25"]}
-MEASURES = ("memory", "loss", "model", "peer-model", "peer", "decode", "gemv", "strict")
+TESTS = (
+    "loss and dtype0", "loss and dtype1", "decod and not dtype1", "decode and dtype1", "strict_attention_is", "strict_attention and dtype",
+    "strict_linear_is", "linear and dtype", "not (loss or decod or strict)",
+)  # fmt: skip
+PEERS = {"peer": [peers.LIGER, "memory", "loss"], "peer-loss": [peers.LIGER, "loss"], "peer-model": [peers.HF_LIGER, "25"]}
+MEASURES = ("memory", "loss", "loss-only", "peer-loss", "model", "peer-model", "peer", "decode", "gemv", "strict")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--only", default="pytest,check,tune," + ",".join(MEASURES), help="parts, comma separated")
+    parser.add_argument("--only", default="pytest,check,tune,memory,loss,model,peer-model,peer,decode,gemv,strict", help="parts")
+    parser.add_argument("--tests-share", type=float, default=0.5, help="share of the minutes that the tests may take")
     parser.add_argument("--write", action="store_true", help="write the best configurations into the library's table")
     parser.add_argument("--section", nargs="*", help="for the script itself")
     options = parser.parse_args()
@@ -327,7 +339,7 @@ def main() -> int:
     if "tune" in only:
         groups = [(f"tune {group}", run.own("tune", group)) for group in workloads.TUNING]
     after = [(name, run.start(["-c", *PEERS[name]], True) if name in PEERS else run.own(name)) for name in MEASURES if name in only]
-    share = START + options.minutes * 60 * (0.5 if not groups else 0.4)  # the tests may take so long
+    share = START + options.minutes * 60 * options.tests_share
     for name, process in first:
         run.gather(name, process, share - time.time())
     for name, process in groups:

@@ -259,7 +259,7 @@ def vocabulary_tuning() -> Iterator[tuple[str, str, list[dict[str, int]], Callab
     from align.kernels import _linear_loss
 
     def rows(size: int, slope: bool) -> Functions:
-        n = _linear_loss.chunk_rows(TOKENS, size, 2, 0)
+        n = _linear_loss.chunk_rows(size, 2, 0)
         logits, ids = rand(n, size), torch.randint(0, size, (n,), device="cuda")
         floats = torch.ones(n, device="cuda")
         if slope:

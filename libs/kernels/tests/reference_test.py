@@ -207,13 +207,11 @@ def test_errors_name_the_value_and_what_fits(call, message):
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
 
 
-def test_chunks_are_whole_tiles_within_the_bound():
+def test_chunks_are_powers_of_two_within_the_bound():
     from align.kernels import _linear_loss
 
-    for rows, vocabulary in ((16384, 32768), (8192, 32768), (8192, 128256), (100, 32768), (4097, 152064)):
-        step = _linear_loss.chunk_rows(rows, vocabulary, 2, 0)
-        assert step % 128 == 0 and (step * vocabulary * 2 <= _linear_loss.CHUNK_BYTES or step == 128)
-    assert _linear_loss.chunk_rows(16384, 32768, 2, 0) == 2816
+    assert [_linear_loss.chunk_rows(size, 2, 0) for size in (32768, 49152, 128256, 100)] == [2048, 1024, 1024, 524288]
+    assert _linear_loss.chunk_rows(32768, 2, 7) == 7
 
 
 @pytest.mark.slow

@@ -40,14 +40,13 @@ def _merge(
     part = tl.arange(0, PADDED)
     inside = (part < number)[None, :] & (head >= 0)[:, None]
     at = head[:, None] * SPLITS + part[None, :]
-    peak = tl.load(peaks + at, mask=inside, other=LOWEST, cache_modifier=".cg")
-    weight = tl.load(peaks + count + at, mask=inside, other=0.0, cache_modifier=".cg")
-    highest = tl.max(peak, 1)
-    mass = tl.sum(weight * tl.exp2(peak - highest[:, None]), 1)
+    highest = tl.max(tl.load(peaks + at, mask=inside, other=LOWEST, cache_modifier=".cg"), 1)
+    mass = tl.zeros((HEADS,), tl.float32)
     total = tl.zeros((HEADS, DIM), tl.float32)
-    for i in range(number):
+    for i in range(number):  # one after another: a sum over an axis has an order that depends on its layout
         index = head * SPLITS + i
         fade = tl.exp2(tl.load(peaks + index, mask=head >= 0, other=LOWEST, cache_modifier=".cg") - highest)
+        mass += tl.load(peaks + count + index, mask=head >= 0, other=0.0, cache_modifier=".cg") * fade
         here = (head >= 0)[:, None] & (lane < D)[None, :]
         x = tl.load(parts + index.to(tl.int64)[:, None] * D + lane[None, :], mask=here, other=0.0, cache_modifier=".cg")
         total += x * fade[:, None]
