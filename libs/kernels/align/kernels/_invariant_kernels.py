@@ -20,7 +20,7 @@ def _dot(a, b, total, WIDE: tl.constexpr):
 def linear(
     x, weight, bias, out, rows, outputs,
     K: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr,
-    FEW: tl.constexpr, WIDE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """One M × N tile a program, over K from 0 up; GROUP row tiles share their columns of the weight in the cache."""
     program = tl.program_id(0)
@@ -31,16 +31,12 @@ def linear(
     row = (band * GROUP + inside_band % height) * M + tl.arange(0, M)
     column = inside_band // height * N + tl.arange(0, N)
     lane = tl.arange(0, BLOCK)
-    # Rows and columns beyond the end read the first ones again, with no mask in the loop; but where most rows are beyond it (FEW) they
-    # are masked: all cores reading one row over and over wait for one another.
+    # rows and columns beyond the end read the first ones again: no mask in the loop
     left = x + tl.where(row < rows, row, 0).to(tl.int64)[:, None] * K + lane[None, :]
     right = weight + tl.where(column < outputs, column, 0).to(tl.int64)[None, :] * K + lane[:, None]
     total = tl.zeros((M, N), tl.float32)
     for k in range(0, K, BLOCK):
-        if K % BLOCK == 0 and FEW:
-            a = tl.load(left + k, mask=(row < rows)[:, None], other=0.0)
-            b = tl.load(right + k)
-        elif K % BLOCK == 0:
+        if K % BLOCK == 0:
             a = tl.load(left + k)
             b = tl.load(right + k)
         else:

@@ -64,8 +64,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     with _runtime.on(x):
         _invariant_kernels.linear[(_runtime.cdiv(rows, c["m"]) * _runtime.cdiv(outputs, c["n"]),)](
             flat, weight, out if bias is None else bias, out, rows, outputs,
-            K=size, M=c["m"], N=c["n"], BLOCK=c["k"], GROUP=c["group"], BIAS=bias is not None, FEW=rows <= TILE_ROWS,
-            WIDE=_runtime.interpreted(), num_warps=c["warps"], num_stages=c["stages"],
+            K=size, M=c["m"], N=c["n"], BLOCK=c["k"], GROUP=c["group"], BIAS=bias is not None, WIDE=_runtime.interpreted(),
+            num_warps=c["warps"], num_stages=c["stages"],
         )  # fmt: skip
     return out
 
