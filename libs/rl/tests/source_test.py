@@ -257,7 +257,8 @@ def test_a_proof_is_rewarded_by_the_kernel_s_verdict():
     reward = LeanReward(Judge())
     found = reward.score([row] * 4, ["rfl", "simp", "boom", "theorem two : 1 + 1 = 2 := rfl"])
     assert found == [Scored(1.0, "accepted"), Scored(0.0, "error"), Scored(0.0, "died"), Scored(1.0, "accepted")]
-    assert [submission for _, submission in asked][0::3] == ["theorem two : 1 + 1 = 2 := by\nrfl", "theorem two : 1 + 1 = 2 := rfl"]
+    assert [submission for _, submission in asked][0:4:3] == ["theorem two : 1 + 1 = 2 := by\nrfl", "theorem two : 1 + 1 = 2 := rfl"]
+    assert len(asked) == 4 and reward.score([row] * 3, ["rfl"] * 3) == [Scored(1.0, "accepted")] * 3 and len(asked) == 5
     assert {problem.name for problem, _ in asked} == {"two"} and {problem.statement for problem, _ in asked} == {"1 + 1 = 2"}
     with pytest.raises(RewardError, match="bad_statement"):
         reward.score([row], ["bad"])

@@ -79,8 +79,11 @@ class LeanReward:
             problem = lean.Problem.of_theorem(f"{theorem} sorry", header=row.get("header", ""))
             whole = problem.name in completion and ":=" in completion
             pairs.append((problem, completion if whole else f"{theorem}\n{completion}"))
+        distinct = list(dict.fromkeys(pairs))  # a group often says the same twice, and a check is dear
+        verdicts = dict(zip(distinct, self._judge(distinct), strict=True))
         found = []
-        for row, verdict in zip(rows, self._judge(pairs), strict=True):
+        for row, pair in zip(rows, pairs, strict=True):
+            verdict = verdicts[pair]
             if verdict.reason in ("bad_statement", "bad_header"):
                 raise RewardError(f"{_place(row)}: Lean refuses the row ({verdict.reason}: {verdict.detail:.200}); leave it out")
             found.append(Scored(self._judge.score(verdict) or 0.0, verdict.reason))
