@@ -91,7 +91,11 @@ def test_drop_and_error():
 def test_long_text_is_split_when_asked_and_loses_nothing():
     encoded = encode([{"text": "abcdefgh"}, {"text": "xy"}, {"text": "abcd"}], "text", max_length=5, overlong="split")
     assert [example.ids.tolist() for example in encoded.examples] == [
-        [BOS, *ids_of("abcd")], [*ids_of("efgh"), EOS], [BOS, *ids_of("xy"), EOS], [BOS, *ids_of("abc")], [*ids_of("d"), EOS],
+        [BOS, *ids_of("abcd")],
+        [*ids_of("efgh"), EOS],
+        [BOS, *ids_of("xy"), EOS],
+        [BOS, *ids_of("abc")],
+        [*ids_of("d"), EOS],
     ]
     assert (encoded.kept, encoded.truncated, encoded.dropped.total(), encoded.tokens) == (3, 0, 0, 20)
     with pytest.raises(DataError, match="overlong 'split' would train the tail of a row of kind completion without its prompt"):

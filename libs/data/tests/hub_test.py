@@ -97,7 +97,12 @@ def test_drops_are_gone_on_with_at_the_byte(server, hub):
 
 def test_what_the_server_asks_is_waited_for(server, hub):
     server.faults["storage"] = [
-        {"status": 429, "Retry-After": "7"}, {"status": 429, "RateLimit": '"resolvers";r=0;t=55'}, 429, 504, 500, 408,
+        {"status": 429, "Retry-After": "7"},
+        {"status": 429, "RateLimit": '"resolvers";r=0;t=55'},
+        429,
+        504,
+        500,
+        408,
     ]
     server.faults["api"] = [503]
     assert hub.download(REPO, "train.jsonl").read_bytes() == LARGE

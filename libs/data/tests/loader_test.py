@@ -80,7 +80,10 @@ def test_every_token_once_an_epoch_on_all_ranks_together(lengths, packing, shape
         held, trained = Counter(), 0
         for step in steps:
             assert (step.documents, step.trained_tokens, step.tokens, step.epoch) == (
-                steps[0].documents, steps[0].trained_tokens, steps[0].tokens, steps[0].epoch,
+                steps[0].documents,
+                steps[0].trained_tokens,
+                steps[0].tokens,
+                steps[0].epoch,
             )
             assert len(step.micro_batches) == global_batch // world // micro_batch
             for batch in step.micro_batches:

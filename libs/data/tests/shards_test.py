@@ -69,7 +69,14 @@ def test_documents_come_back(tmp_path_factory, shards, chunk):
 
 def test_the_format_is_pinned(tmp_path):
     """The bytes of a small shard by hand: a change of format needs a new number."""
-    private.write_shard(tmp_path, 7, [Example(np.array([1, 2, 700], np.int32), np.array([0, 1, 1], np.bool_)), ], {})
+    private.write_shard(
+        tmp_path,
+        7,
+        [
+            Example(np.array([1, 2, 700], np.int32), np.array([0, 1, 1], np.bool_)),
+        ],
+        {},
+    )
     content = (tmp_path / "shard-00007.bin").read_bytes()
     header = b"alignshd" + bytes([1, 0, 0, 0, 2, 0, 0, 0]) + (1).to_bytes(8, "little") + (3).to_bytes(8, "little")
     sections = [header, bytes([1, 0, 2, 0, 0xBC, 2]), bytes([0b110]), bytes([3, 0, 0, 0]), bytes([2, 0, 0, 0])]
@@ -81,8 +88,13 @@ def test_a_build_is_encode_rows_in_blocks(tmp_path):
     assert all(same(*pair) for pair in zip(shards.examples, encoded.examples, strict=True))
     counts = shards.manifest["counts"]
     assert counts == {
-        "rows": 40, "kept": encoded.kept, "documents": encoded.kept, "dropped": dict(encoded.dropped), "truncated": encoded.truncated,
-        "tokens": encoded.tokens, "trained_tokens": encoded.trained_tokens,
+        "rows": 40,
+        "kept": encoded.kept,
+        "documents": encoded.kept,
+        "dropped": dict(encoded.dropped),
+        "truncated": encoded.truncated,
+        "tokens": encoded.tokens,
+        "trained_tokens": encoded.trained_tokens,
     }
     assert encoded.truncated and len(shards.manifest["shards"]) == 3
     assert shards.manifest["settings"]["tokenizer"] == TOKENIZER.fingerprint

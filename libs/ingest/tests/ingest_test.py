@@ -61,9 +61,10 @@ def test_full_size_in_every_codec(tmp_path):
     codecs = ("snappy", "zstd", "gzip", "brotli", "lz4", "none")
     done = {to_jsonl(written(tmp_path / codec, columns, compression=codec, row_group_size=100), None) for codec in codecs}
     (only,) = done
-    assert only.rows == 1319 and only.digest == hashlib.sha256(
-        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in published).encode()
-    ).hexdigest()
+    assert (
+        only.rows == 1319
+        and only.digest == hashlib.sha256("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in published).encode()).hexdigest()
+    )
 
 
 def test_what_is_written_reads_back_and_is_there_whole_or_not_at_all(tmp_path):

@@ -132,7 +132,7 @@ def _whole_entry(description: Path) -> dict[str, Any] | None:
 def _refuse_other_settings(directory: Path, settings: dict[str, Any]) -> None:
     for name, there in open_shards(directory).manifest["settings"].items():
         if there != settings.get(name):
-            shown = (f"{name} differs" if name in ("template", "tokenizer") else f"{name} was {there!r} and is now {settings.get(name)!r}")
+            shown = f"{name} differs" if name in ("template", "tokenizer") else f"{name} was {there!r} and is now {settings.get(name)!r}"
             raise DataError(f"{directory}: holds shards made with other settings ({shown}); remove it, or give another directory")
 
 

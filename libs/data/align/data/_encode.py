@@ -187,9 +187,7 @@ def chat_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 class Encoder:
     """row -> (ids, mask), lists of equal length; empty for a row without text."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, kind: str, max_length: int, overlong: Overlong, template: str | None, system: str | None
-    ):
+    def __init__(self, tokenizer: Tokenizer, *, kind: str, max_length: int, overlong: Overlong, template: str | None, system: str | None):
         _check_arguments(kind, max_length, overlong, template, system)
         self.tokenizer, self.template, self.system, self.max_length, self.overlong = tokenizer, template, system, max_length, overlong
         self.make = {"messages": self._messages, "completion": self._completion, "text": self._text}[kind]

@@ -55,7 +55,7 @@ class Hub:
     endpoint: HF_ENDPOINT, else the public hub. token: HF_TOKEN, else none; it goes to the endpoint's origin and nowhere else. cache:
     a directory; ALIGN_CACHE, else ~/.cache/align. offline: what is in the cache and nothing else; HF_HUB_OFFLINE=1.
     progress(path, bytes so far, size): called for each chunk. `http` are the options of the client: timeout, attempts, and for tests
-    sleep, now, jitter.
+    sleep, now, jitter. Raises HubError for an endpoint that is no address.
     """
 
     def __init__(

@@ -88,9 +88,7 @@ class Decontaminated:
         return "\n".join(lines).rstrip() + "\n"
 
 
-def decontaminate(
-    rows: Sequence[dict[str, Any]], tests: Mapping[str, Sequence[dict[str, Any]]], *, n: int = 13
-) -> Decontaminated:
+def decontaminate(rows: Sequence[dict[str, Any]], tests: Mapping[str, Sequence[dict[str, Any]]], *, n: int = 13) -> Decontaminated:
     """Removes rows that have `n` words in a row in common with a question of a test set (Brown et al. 2020, appendix C: n = 13).
 
     tests: rows by name of the set; what counts is what they ask. Words are runs of letters and digits, normalised as in

@@ -59,12 +59,12 @@ def read_rows(path: str | Path, *, kind: str = "auto") -> RowSet:
 
 
 def stream_rows(path: str | Path, *, kind: str = "auto", digest: Callable[[bytes], object] | None = None) -> Iterator[tuple[Row, str]]:
-    """Yields (row, kind) one at a time, checked as in `read_rows`; `digest` is called with each line's bytes."""
+    """Yields (row, kind) one at a time; `digest` is called with each line's bytes. Raises DataError as `read_rows` does, at the row."""
     return check_rows(read_objects(path, digest=digest), kind=kind)
 
 
 def read_objects(path: str | Path, *, digest: Callable[[bytes], object] | None = None) -> Iterator[Row]:
-    """Objects of a JSON Lines file of any fields, each with its place; a file without any is an error."""
+    """Objects of a JSON Lines file of any fields, each with its place. Raises DataError for a line that is none, and a file without any."""
     count = 0
     for row in parse_lines(read_lines(path), str(path), digest=digest):
         count += 1

@@ -37,7 +37,8 @@ MANIFEST = "manifest.json"
 class Shards:
     """The documents of a directory of shards, in order; a `Loader` takes it in place of an `Encoded`.
 
-    Opening reads the manifest and the files' sizes only. Reading a document checks the chunks it lies in, once; `verify` checks all.
+    Opening reads the manifest and the files' sizes only, and raises DataError where one is missing or of another size. Reading a document
+    checks the chunks it lies in, once; `verify` checks all.
     """
 
     def __init__(self, directory: Path, manifest: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]):
