@@ -1,6 +1,5 @@
 """What gpu_check finds, counts and writes; the GPU itself is for the machine that has one."""
 
-import os
 import sys
 
 import gpu_check
@@ -8,10 +7,10 @@ import gpu_check
 KNOWN = {"torch": "2.11.0", "cuda": "13.0", "python": "3.12.3", "gpus": ["NVIDIA H200"]}
 
 
-def test_a_run_is_counted_and_its_end_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # under Bazel pytest is nowhere else
+def test_a_run_is_counted_and_its_end_told(tmp_path):
     (tmp_path / "a_test.py").write_text("import pytest\n\n\ndef test_a():\n    pass\n\n\ndef test_b():\n    pytest.skip('x')\n")
-    row = gpu_check.tests("gpu tests", ["-p", "no:randomly", "--rootdir", str(tmp_path), "-c", "/dev/null", str(tmp_path)], 60)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npython_files = *_test.py\n")
+    row = gpu_check.tests("gpu tests", ["--rootdir", str(tmp_path), "-c", str(tmp_path / "pytest.ini"), str(tmp_path)], 60)
     assert (row["exit"], row["passed"], row["skipped"]) == (0, 1, 1)
     failing = gpu_check.process("x.py", [sys.executable, "-c", "print(1); raise SystemExit(3)"], 60)
     assert (failing["exit"], failing["said"]) == (3, "1\n")
