@@ -47,7 +47,7 @@ def test_a_new_library_is_in_the_house_s_form(tree: Path, name: str):
 
 def test_its_own_test_and_its_wheel(tree: Path):
     create(tree, "lute", 0, ABOUT)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree / "libs/lute"), *sys.path])}  # under Bazel pytest is nowhere else
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree / "libs/lute"), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={tree}", f"--config-file={tree}/pyproject.toml"]
     done = subprocess.run([*command, "libs/lute"], cwd=tree, capture_output=True, text=True, check=False, env=environment)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
