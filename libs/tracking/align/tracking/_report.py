@@ -189,11 +189,12 @@ def _before_after(run: _Run, result: Mapping[str, Any]) -> str:
     """The table of metrics; without any from before, a table of results. Intervals are those of the last evaluation."""
     before, after = _metrics(result, "before"), _metrics(result, "after")
     columns = ["metric", "before", "after", "change"] if before else ["metric", "value"]
-    intervals = {name: _interval(run, name) for name in [*before, *after]}
+    ends = {f"{name}_{end}" for name in [*before, *after] for end in ("low", "high")}  # of an interval: shown beside its own number
+    intervals = {name: _interval(run, name) for name in [*before, *after] if name not in ends}
     if any(intervals.values()):
         columns.append("interval")
     rows = []
-    for name in dict.fromkeys([*before, *after]):
+    for name in intervals:
         old, new = _finite(before.get(name)), _finite(after.get(name))
         change = f"{new - old:+.3g}" if old is not None and new is not None else ""
         texts = {"metric": escape(_words(name)), "before": _cell(before.get(name)), "after": _cell(after.get(name)),
