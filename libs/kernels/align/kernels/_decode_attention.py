@@ -84,7 +84,7 @@ def reference(
     heads, kv_heads = q.shape[1], keys.shape[2]
     at, ends = torch.arange(keys.shape[1], device=q.device), lengths[:, None]
     seen = at < ends if not window else (at < ends) & (at >= ends - window)  # (B, S)
-    grouped = wide(q).unflatten(1, (kv_heads, heads // kv_heads))
+    grouped = wide(q).reshape(len(q), kv_heads, heads // kv_heads, q.shape[2])
     scores = torch.einsum("bkgd,bskd->bkgs", grouped, keys) * scale
     scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
     shares = torch.where(seen[:, None, None], scores.softmax(-1), 0)

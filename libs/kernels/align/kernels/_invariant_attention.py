@@ -93,12 +93,12 @@ def reference_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     for where, queries, keys, values, shares in _documents(q, k, v, cu_seqlens, scale, window):
-        dout = wide(grad[where])
+        dout, grouped = wide(grad[where]), (len(queries), k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
         dshares = torch.einsum("qhd,khd->hqk", dout, values)
         dscores = shares * (dshares - (dshares * shares).sum(-1, keepdim=True)) * scale
         dq[where] = torch.einsum("hqk,khd->qhd", dscores, keys).to(q.dtype)
-        dk[where] = torch.einsum("hqk,qhd->khd", dscores, queries).unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype)
-        dv[where] = torch.einsum("hqk,qhd->khd", shares, dout).unflatten(1, (k.shape[1], -1)).sum(2).to(v.dtype)
+        dk[where] = torch.einsum("hqk,qhd->khd", dscores, queries).reshape(grouped).sum(2).to(k.dtype)
+        dv[where] = torch.einsum("hqk,qhd->khd", shares, dout).reshape(grouped).sum(2).to(v.dtype)
     return dq, dk, dv
 
 

@@ -62,7 +62,7 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor 
 
 
 def _cut(qkv: Tensor, heads: int, kv_heads: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = qkv.unflatten(-1, (-1, dim)).split_with_sizes((heads, kv_heads, kv_heads), -2)
+    q, k, v = qkv.view(*qkv.shape[:-1], heads + 2 * kv_heads, dim).split_with_sizes((heads, kv_heads, kv_heads), -2)
     return q, k, v
 
 

@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 trial: dict[str, Config] = {}
 
 
-_LIBRARY = torch.library.Library("align", "FRAGMENT")
+_LIBRARY = torch.library.Library("align", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def op(name: str, mutates: tuple[str, ...] = ()) -> Callable[[Function], Function]:
@@ -33,8 +33,8 @@ def op(name: str, mutates: tuple[str, ...] = ()) -> Callable[[Function], Functio
     """
 
     def register(function: Function) -> Function:
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))  # type: ignore[no-untyped-call]
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         return function
 
     return register
@@ -42,7 +42,7 @@ def op(name: str, mutates: tuple[str, ...] = ()) -> Callable[[Function], Functio
 
 def fake(name: str) -> Callable[[Function], Function]:
     """Registers what an op returns as tensors without data, for torch.compile."""
-    return torch.library.register_fake(f"align::{name}", lib=_LIBRARY)  # type: ignore[return-value]
+    return torch.library.register_fake(f"align::{name}", lib=_LIBRARY)  # type: ignore[no-any-return]
 
 
 def differentiable(name: str, backward: Callable[..., Any], save: Callable[..., None]) -> None:
