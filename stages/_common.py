@@ -184,6 +184,7 @@ def run_shape(config: TrainerConfig) -> dict[str, Any]:
         "micro_batch": train.micro_batch,
         "accumulation": max(train.global_batch // (train.micro_batch * ranks * config.launch.nnodes), 1),
         "checkpointing": train.checkpointing,
+        "compiled": train.compile,
         "per_rank_optimizer_state": train.per_rank_optimizer_state,
         "save_mode": config.checkpoint.mode,
         "snapshot_weights": True,

@@ -166,6 +166,19 @@ def test_a_step_in_the_backward_is_what_was_measured_on_an_h200(micro_batch, pea
     assert project(shape).device_peak_gb == pytest.approx(peak, rel=0.03)
 
 
+SMALL = RunShape(parameters=1_442_940_928, layers=24, hidden=2048, intermediate=7168, heads=16, kv_heads=4, head_dim=128, vocabulary=32768,
+                 length=4096, largest=32768 * 2048, compiled=True)
+
+
+@pytest.mark.parametrize("shape, peak", [
+    (replace(MISTRAL, micro_batch=4, compiled=True), 96.1), (replace(SMALL, micro_batch=8), 57.2), (replace(SMALL, micro_batch=4), 31.5),
+    (replace(MISTRAL, micro_batch=4, compiled=True, checkpointing="full", in_backward=True), 33.77),
+])
+def test_compiled_steps_of_align_train_are_what_was_measured_on_an_h200(shape, peak):
+    """By formula alone, nothing measured on a block (benchmarks/2026-11-30-trainer-h200.md)."""
+    assert project(shape).device_peak_gb == pytest.approx(peak, rel=0.03)
+
+
 def test_an_adapter_needs_states_and_gradients_of_its_own_alone():
     adapter = 32 * 16 * (4 * 4096 + 2 * 1024 + 4096 + 3 * 14336 + 3 * 4096)  # rank 16 on all seven layers: (in + out) × rank each
     full, lora = project(replace(MISTRAL, checkpointing="full")), project(replace(MISTRAL, checkpointing="full", adapter=adapter))

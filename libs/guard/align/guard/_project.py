@@ -129,7 +129,8 @@ def _layer_bytes(shape: RunShape) -> float:
     if shape.forward_impl == "cpu_per_document":
         # Rows of their own for the documents, padded; what they are made from and what is taken out of them is kept, too.
         attention = attention * shape.padding + size * 2 * (query + key)
-    return 2 * norm + attention + size * 4 * shape.intermediate
+    kept = 3 if shape.compiled and shape.device == "cuda" else 4
+    return 2 * norm + attention + size * kept * shape.intermediate
 
 
 def _final_norm_bytes(shape: RunShape) -> float:
