@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -229,6 +229,12 @@ class Evaluation:
             self.run.alive()
 
 
+def each(calls: Iterable[Callable[[], None]]) -> None:
+    """Calls each."""
+    for call in calls:
+        call()
+
+
 @dataclass(kw_only=True)
 class TrainingRun:
     """One stage's training, from the run directory to the report."""
@@ -246,6 +252,7 @@ class TrainingRun:
     fields: dict[str, Any] = field(default_factory=dict)  # of stage_result.json
     next_command: Callable[[Path | None], str] | None = None
     keep: dict[str, str] = field(default_factory=dict)  # files of the run directory: name to text
+    alive: list[Callable[[], None]] = field(default_factory=list)  # filled here: what shows life in the long phases of a step
 
     def run(self) -> int:
         call, config = self.call, self.call.config
@@ -270,6 +277,7 @@ class TrainingRun:
         )
         assert isinstance(run, WatchedRun)
         run.tripwire, run.complete, self.evaluation.run = self.tripwire, self.complete, run
+        self.alive.append(run.alive)
         for name, text in self.keep.items() if ranks.main else []:
             (run.path / name).write_text(text, encoding="utf-8")
         parameters = sum(parameter.numel() for parameter in self.module.model.parameters())

@@ -2,7 +2,9 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +16,7 @@ from _rl import (
     StartSection,
     TrainingRun,
     WholeSampler,
+    each,
     load_start,
     plan,
     preflight,
@@ -112,11 +115,13 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
     )  # fmt: skip
     reward, ranks = make_reward(config.reward, locate=find), loaded.ranks
     try:
+        signs: list[Callable[[], None]] = []  # of life, in the long phases of a step
         source = RolloutSource(
             [row for row, _ in kept], [ids for _, ids in kept], config=config.rollout,
             sampler=WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=config.rollout.batch), tokenizer=loaded.tokenizer,
             reward=reward, credit=credit, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch,
-            seed=config.seed, per_answer=module.per_answer, rank=ranks.rank, world=ranks.world, gather=ranks.gather,
+            alive=partial(each, signs), seed=config.seed,
+            per_answer=module.per_answer, rank=ranks.rank, world=ranks.world, gather=ranks.gather,
         )  # fmt: skip
         evaluation = Evaluation(
             config.eval, model, loaded.tokenizer, seed=config.seed, last_step=config.train.max_steps, chat=config.data.chat,
@@ -126,7 +131,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
         # Train, evaluate before and after, report.
         return TrainingRun(
             stage="grpo", call=call, loaded=loaded, module=module, loader=source, evaluation=evaluation, started=started, ignored=ignored,
-            tripwire=tripwire, complete=lambda: source.numbers,
+            alive=signs, tripwire=tripwire, complete=lambda: source.numbers,
             next_command=lambda path: f"./bazelw run //stages:evaluate -- model.path={path} eval.temperature=1 eval.samples=4",
         ).run()  # fmt: skip
     finally:
