@@ -5,6 +5,8 @@ import json
 import pytest
 from rl_stage_cases import start
 
+from align.tracking import read_history
+
 pytestmark = pytest.mark.slow
 
 
@@ -47,3 +49,14 @@ def test_a_learning_rate_far_too_high_trips_the_wire(caller):
     assert start("grpo", "run_dir=run", "optimizer.lr=0.03", "schedule.warmup_steps=0", "eval.enabled=false") == 4
     wire = json.loads((caller / "run/stage_result.json").read_text())["collapse_tripwire"]
     assert wire["fired"] and wire["alarms"]
+
+
+def test_reward_hacking_is_stopped(caller):
+    """PPO without a KL, at a high rate: the reward model is ever happier, and the verifier is not. The wire looks at the verifier."""
+    words = ["policy.kl=0", "policy.kl_in=loss", "rollout.inner_steps=2", "optimizer.lr=0.001", "train.max_steps=80", "eval.enabled=false"]
+    assert start("ppo", "run_dir=run", *words) == 4
+    told = json.loads((caller / "run/stage_result.json").read_text())
+    assert told["reason"].startswith("accuracy_drop")
+    history = read_history(caller / "run/history.jsonl")
+    peak = max(history, key=lambda line: line["accuracy"])
+    assert history[-1]["prm_reward"] > peak["prm_reward"] and history[-1]["accuracy"] < 0.6 * peak["accuracy"]
