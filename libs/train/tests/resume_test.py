@@ -139,6 +139,7 @@ def test_an_allowed_change_of_the_optimizer_takes_effect(tmp_path):
 def test_what_may_change_and_what_a_stage_adds_to_it(tmp_path):
     made(tmp_path, at={4: terminate})[0].fit()
     free = {"train__max_hours": 9.0, "checkpoint__keep": 5, "checkpoint__every": 1, "eval__every": 3, "train__log_every": 7}
+    free |= {"train__hang_timeout": 99.0, "train__peak_tflops": 1.0, "train__profile": "4", "checkpoint__mode": "stream"}
     assert resumed(tmp_path, may_change=["seed"], **free)[0].steps == STEPS
 
 
