@@ -41,7 +41,7 @@ def merges_of(vocab: dict[str, int], flat: list[str]) -> Merges:
     """From the tokens left, right, left, right, … in order of rank. A repeated merge keeps its last rank, as in the reference.
     Raises KeyError where a token is not in the vocabulary."""
     lefts, rights = flat[::2], flat[1::2]
-    made = list(map(vocab.__getitem__, map(add, lefts, rights)))
+    made = _ids_of(vocab, list(map(add, lefts, rights)))
     rows: Any = _row_table(vocab)
     for rank, (left, right) in enumerate(zip(map(vocab.__getitem__, lefts), map(vocab.__getitem__, rights), strict=True)):
         row = rows[left]
@@ -50,6 +50,15 @@ def merges_of(vocab: dict[str, int], flat: list[str]) -> Merges:
         else:
             rows[left] = {right: rank}
     return Merges(rows, made)
+
+
+def _ids_of(vocab: dict[str, int], products: list[str]) -> list[int]:
+    """Most files list the tokens as the merges make them: comparing is quicker than looking each up."""
+    tokens = list(vocab)
+    start = tokens.index(products[0]) if products and products[0] in vocab else 0
+    if tokens[start : start + len(products)] == products:
+        return list(vocab.values())[start : start + len(products)]
+    return list(map(vocab.__getitem__, products))
 
 
 def _row_table(vocab: dict[str, int]) -> Any:

@@ -42,7 +42,8 @@ def _vocabulary(node: Node) -> dict[str, int]:
     if not set(map(type, vocab.values())) <= {int}:
         token = next(t for t, i in vocab.items() if type(i) is not int)
         node.fail(f"vocab[{short(token)}] should be a number, not {short(vocab[token])}")
-    if not is_text("".join(vocab)):
+    joined = "".join(vocab)
+    if not (joined.isascii() or is_text(joined)):
         node.fail(f"vocab[{next(t for t in vocab if not is_text(t))!r}] holds a lone surrogate, which is no text")
     ids = set(vocab.values())
     if vocab and not (min(ids) >= 0 and max(ids) < 1 << 32):

@@ -39,7 +39,7 @@ def _combine(sets: Any, keep: Any) -> CodeSet:
     out: list[int] = []
     inside = False
     for edge in edges:
-        now = bool(keep([contains(s, edge) for s in sets]))
+        now = bool(keep([bisect_right(s, edge) & 1 for s in sets]))
         if now != inside:
             out.append(edge)
             inside = now
@@ -97,7 +97,8 @@ class ClassMap(dict[int, int]):
         edges = sorted({0x80}.union(*({e for e in s if 0x80 < e < LIMIT} for s in sets)))
         blocks: dict[tuple[bool, ...], int] = {}
         self._edges = edges
-        self._letters = [0x80 + blocks.setdefault(tuple(contains(s, e) for s in sets), len(blocks)) for e in edges]
+        flags = zip(*([bisect_right(s, e) & 1 == 1 for e in edges] for s in sets), strict=True) if sets else [()] * len(edges)
+        self._letters = [0x80 + blocks.setdefault(block, len(blocks)) for block in flags]
         self.blocks = list(blocks)
         super().__init__((code, code) for code in range(0x80))
 
