@@ -100,9 +100,9 @@ def test_grpo_learns_to_prove(caller, kernel):
     words = ["model.path=lean_model", "model.from_scratch=true", "data.source=shown.jsonl", "data.max_length=1024", "data.held_out=0.02"]
     words += ["train.max_steps=350", "eval.problems=0", "eval.every=0", "checkpoint.every=0", "optimizer.lr=0.003"]
     assert run_stage("sft", SftConfig, sft, "", ["run_dir=sft", *words]) == 0
-    words = ["model.path=sft", "reward=lean", "data.source=lean:lean.jsonl", "train.max_steps=20", "train.global_batch=64"]
+    words = ["model.path=sft", "reward=lean", "data.source=lean:lean.jsonl", "train.max_steps=20", "train.global_batch=128"]
     words += [
-        "train.micro_batch=64",
+        "train.micro_batch=128",
         "rollout.group=8",
         "rollout.dead_retries=0",
         "rollout.max_new_tokens=16",
@@ -110,7 +110,7 @@ def test_grpo_learns_to_prove(caller, kernel):
         "checkpoint.every=5",
         "checkpoint.keep=9",
     ]
-    words += ["optimizer.lr=0.002", "schedule.warmup_steps=2", "tripwire.flat=none", "tripwire.dead=none"]
+    words += ["optimizer.lr=0.0005", "schedule.warmup_steps=5", "tripwire.flat=none", "tripwire.dead=none"]
     assert start("grpo", "run_dir=run", *words) == 0
     history = read_history(caller / "run/history.jsonl")
     rewards = [line["reward"] for line in history]
