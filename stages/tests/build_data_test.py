@@ -425,7 +425,7 @@ def test_killed_while_it_puts_a_file_in_place_and_run_again_it_leaves_the_same(c
 
 @pytest.mark.slow
 def test_fifty_kills_at_random_and_a_run_each_leave_the_same(caller):
-    """Kills are spread over the time that a whole run takes; every build is then run again to its end."""
+    """Kills at random in the time that a whole run takes, fifty that came in time; every build is then run again to its end."""
     write(caller / "rows.jsonl", arithmetic_demonstrations(1500, seed=0))
     words = ["data.sources=rows.jsonl", "data.held_out=0.2", "shards.rows_per_shard=100"]
 
@@ -439,15 +439,20 @@ def test_fifty_kills_at_random_and_a_run_each_leave_the_same(caller):
     process, began = started("timed")
     process.communicate()
     duration, chance, killed = time.monotonic() - began, random.Random(0), 0
-    for number in range(50):
+    for number in range(200):
         process, began = started(str(number))
         time.sleep(duration * chance.random())
         process.kill()
         process.communicate()
-        killed += process.returncode == -signal.SIGKILL
+        if process.returncode == -signal.SIGKILL:
+            killed += 1
+        else:
+            duration *= 0.8  # the machine is less busy than it was; that kill came too late
         assert start(f"run_dir={number}", *words) == 0
         assert built(caller / str(number)) == whole, number
-    assert killed >= 25
+        if killed == 50:
+            return
+    raise AssertionError(f"only {killed} kills came in time")
 
 
 def test_it_needs_no_torch():
