@@ -55,6 +55,14 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def command_line(pid: int) -> bytes:
+    """The arguments of a process, each ended by a zero byte; empty for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def alive(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:

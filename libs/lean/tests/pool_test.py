@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lean_harness import ENVIRONMENT, alive, descendants, fake_toolchain, python_path
+from lean_harness import ENVIRONMENT, alive, command_line, descendants, fake_toolchain, python_path
 
 from align.lean import HeaderError, LeanError, LeanPool, LeanReward, Limits, Policy, Problem, StatementError, Toolchain, check
 
@@ -301,7 +301,7 @@ def test_sigkill_of_the_parent_leaves_nothing(forked: bool):
         while len(descendants(parent.pid)) < 1 + 3 + 3 and time.monotonic() < end:
             time.sleep(0.05)
         below = descendants(parent.pid)
-        fork = [pid for pid in below if b"-c" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+        fork = [pid for pid in below if b"-c" in command_line(pid).split(b"\0")]
         parent.kill()
         parent.wait()
         try:
@@ -317,7 +317,7 @@ def test_the_supervisors_death_is_a_crash_and_the_next_check_has_another():
     with LeanPool(fake_toolchain(), workers=1, limits=LIMITS) as pool:
         judge(pool, GOOD)
         below = set(descendants(os.getpid())) - others
-        supervisor = next(pid for pid in below if b"_supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        supervisor = next(pid for pid in below if b"_supervisor" in command_line(pid))
         threading.Timer(0.2, os.kill, (supervisor, signal.SIGKILL)).start()
         verdict = judge(pool, fake("sleep 0.5"))
         assert verdict.accepted
