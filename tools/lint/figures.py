@@ -5,7 +5,8 @@ import re
 RATE = r"[MGT]B/s|tok/s|tokens? (?:a|per) second|(?:CPU-)?m?s a \w+|[µn]s|ms|TFLOP/s"
 MEASURED = re.compile(rf"\d[\d.,]*\s?(?:{RATE})\b|\d\.\d+\s?×(?= )")
 PROGRAM = r"(?:[A-Z_]+=\S+ )*(?:(?:\./)?bazelw?|python3?|\.ci/run|(?:tools|firewall|reuse)/[\w/.]+)"
-COMMAND = re.compile(rf"`{PROGRAM}[ `]|^(?:\$ )?{PROGRAM}(?: |$)", re.MULTILINE)
+# In a span, at the head of a line of code (fenced, or indented by four), or in the dated document of benchmarks/ that the text points to.
+COMMAND = re.compile(rf"`{PROGRAM}[ `]|^(?: {{4}})?(?:\$ )?{PROGRAM}(?: |$)|`benchmarks/[\w.-]+\.md`", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
