@@ -315,7 +315,7 @@ def test_saves_of_both_modes_are_the_same_and_their_stall_is_logged(tmp_path, mo
     plain, _ = run_to_the_end(tmp_path / "plain")
     assert {**state_of(result), "trainer.json": 0} == {**state_of(plain), "trainer.json": 0}
     stalls = {line["step"]: line["save_stall_s"] for line in read_history(run.path / "history.jsonl") if "save_stall_s" in line}
-    assert list(stalls) == [3, 5] and result.save_stall_s >= max(stalls.values()) > 0
+    assert list(stalls) == [3, 5] and result.save_stall_s >= max(stalls.values()) - 1e-4 and max(stalls.values()) > 0  # logged to 0.1 ms
 
 
 # The watchdog.
