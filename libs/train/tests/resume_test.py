@@ -56,7 +56,9 @@ def test_checkpoints_on_the_way_do_not_change_the_run(tmp_path, every):
 
 
 def child(path, kill_at_call):
-    trainer, _, _ = made(Path(path), checkpoint__every=2, at={int(kill_at_call): lambda loss: os.kill(os.getpid(), signal.SIGKILL)})
+    # A snapshot is durable some time after the step; a streamed save is when the step goes on, so that there is one to resume.
+    kill = {int(kill_at_call): lambda loss: os.kill(os.getpid(), signal.SIGKILL)}
+    trainer, _, _ = made(Path(path), checkpoint__every=2, checkpoint__mode="stream", at=kill)
     trainer.fit()
 
 
