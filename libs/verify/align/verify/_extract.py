@@ -34,7 +34,7 @@ _SAID = re.compile(r"\b(?:it|is|was|are|the|they|he|she|get|so|thus|hence|there|
 _BECAUSE = re.compile(r"\b(?:because|since)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _PROSE = re.compile(r"(?<!\\)\b[a-z]{3,}\s+[a-z]{3,}\b|\?")
-_CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "</s>")
+_CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
 _TURN = re.compile(r"(?:\s*(?:<\|(?:im_start|im_end|endoftext|eot_id|end_of_text)\|>|</s>)(?:assistant)?){0,20}")
 _CHOICE = re.compile(r"\(?([A-Z])\)?(?:[.:](?=\s)|\s*\Z|(?=,?\s+(?:because|since|as)\b))")
 
@@ -108,7 +108,10 @@ def _spoken(text: str) -> str:
         text = text[:opened]
     turn = _TURN.match(text)
     start = turn.end() if turn else 0
-    found = [at for at in (text.find(control, start) for control in _CONTROLS) if at >= 0]
+    # Their common beginning first: a text of the bars alone would cost as much for each of them.
+    begins = text.find("<|", start)
+    ends = [text.find("</s>", start), *(text.find(control, begins) for control in (_CONTROLS if begins >= 0 else ()))]
+    found = [at for at in ends if at >= 0]
     return text[: min(found)] if found else text
 
 
