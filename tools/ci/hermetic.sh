@@ -4,14 +4,17 @@
 # 2. Built again without the cache, every output of the second has the digest of the first's.
 # 3. With nothing changed a test run does nothing.
 # 4. With one library changed ($TOUCH, default config) it runs that library's dependents and no other test.
+# The two output bases keep what pip installed and nothing else between runs; FRESH=1 installs anew, at two times and two paths.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 targets=("${@:-//...}")
 touched=${TOUCH:-config}
 base=${XDG_CACHE_HOME:-$HOME/.cache}/align-hermetic
-rm -rf "$base"
+made=("$base"/{cache,one,two})
+[ -z "${FRESH:-}" ] || rm -rf "$base"
+rm -rf "${made[@]}"
 mkdir -p "$base"
-trap 'for n in one two; do "$base/$n/bazelw" --output_base="$base/base-$n" shutdown >/dev/null 2>&1 || true; done; rm -rf "$base"' EXIT
+trap 'for n in one two; do "$base/$n/bazelw" --output_base="$base/base-$n" shutdown >/dev/null 2>&1 || true; done; rm -rf "${made[@]}"' EXIT
 
 # bazel_in one test …: its words go to one.log; the counts are shown.
 bazel_in() {
@@ -29,6 +32,7 @@ mkdir "$base/one"
 git ls-files -z --cached --others --exclude-standard | xargs -0 tar c --ignore-failed-read 2>/dev/null | tar x -C "$base/one"
 cp -a "$base/one" "$base/two"  # one look at the tree: someone may be at work in it
 for n in one two; do
+    bazel_in "$n" clean
     bazel_in "$n" test --disk_cache="$base/cache" --execution_log_json_file="$base/$n.json" "${targets[@]}"
 done
 [ -z "$(ran | grep -v 'cache hit')" ] || { echo "hermetic: the second checkout ran something itself ($(processes))"; exit 1; }
