@@ -1,4 +1,4 @@
-"""On a CUDA device: the Triton kernels as compiled, memory, exact resume, and two ranks over NCCL where there are two devices.
+"""On a CUDA device: the Triton kernels as compiled, memory, exact resume, and two ranks over NCCL.
 
 `benchmarks/gpu.py` measures; this decides. Time is asserted only against bandwidth measured in the same process, with room.
 """
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_ranks
 import pytest
 import requires
 import torch
@@ -140,12 +141,21 @@ def test_step_is_near_the_bandwidth():
 
 
 def test_two_ranks_over_nccl(tmp_path):
-    """Every scenario of sharded_test.py on two devices, with the Triton backend."""
-    requires.gpu(torch.cuda.device_count() >= 2)
-    environment = {**os.environ, "OPTIM8BIT_TEST_DEVICE": "cuda"}
-    script = Path(__file__).parent / "sharded_test.py"
-    command = [sys.executable, str(script), "both", str(tmp_path / "store")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    results = dict(json.loads(line) for line in done.stdout.splitlines())
-    assert len(results) == 8, done.stderr[-3000:]
-    assert not any(results.values()), results
+    """Every scenario of sharded_test.py with the Triton backend, on two GPUs; both ranks on the one where there is no second."""
+    devices = torch.cuda.device_count()
+    print(gpu_ranks.described(2, devices))
+    script, port = str(Path(__file__).parent / "sharded_test.py"), gpu_ranks.free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **gpu_ranks.environment(rank, 2, port, devices), "OPTIM8BIT_TEST_DEVICE": "cuda"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        told = [dict(json.loads(line) for line in rank.communicate(timeout=600)[0].splitlines()) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [len(results) for results in told] == [8, 8]
+    assert not any(told[0].values()) and not any(told[1].values()), told

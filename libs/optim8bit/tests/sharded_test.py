@@ -219,7 +219,7 @@ SCENARIOS = {name.removeprefix("scenario_"): f for name, f in dict(globals()).it
 def rank_main(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     if DEVICE == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     backend = "gloo" if DEVICE == "cpu" else "nccl"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=2)
     for name, scenario in SCENARIOS.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_cases import MODEL, STEPS, documents, logged, made, on_ranks, resumed, run_to_the_end, state_of, terminate
+from train_cases import DEVICE, MODEL, STEPS, documents, logged, made, on_ranks, resumed, run_to_the_end, state_of, terminate
 
 from align.checkpoint import load
 from align.model import load as load_model
@@ -30,6 +30,7 @@ KINDS = {
     "gathered": {"train__per_rank_optimizer_state": False, "train__reduce_dtype": "float32"},
     "lora": {"lora": LoraConfig(rank=4), "optimizer__lr": 1e-1},
 }
+KINDS_OF_FILES = ("adamw8bit", "adamw")
 DOCUMENTS = (12, 4) * 8  # an epoch and a step: 16 padded rows, or 8 packed ones of 16 that are full
 
 
@@ -135,10 +136,10 @@ def legs(path, ranks, kind, first):
     return uninterrupted
 
 
-def resumes_on_other_ranks(path, ranks):
+def resumes_on_other_ranks(path, ranks, kinds):
     """What one rank saved is loaded by two and saved again: the same bits."""
     settings = {"ranks": ranks, "model": dataclasses.replace(MODEL, num_hidden_layers=2), "train__micro_batch": 1}
-    for kind in ("adamw8bit", "adamw"):
+    for kind in kinds:
         last, _ = resumed(path / f"one-{kind}", train__max_steps=STEPS, checkpoint__every=1, **settings, **without(KINDS[kind]))
         assert last.steps == STEPS  # nothing was left to do but to load
         trainer, _, _ = made(path / f"again-{kind}", resume=STEPS, **settings, **KINDS[kind])
@@ -161,26 +162,35 @@ def optimizer_bits(checkpoint):
     return {name: torch.cat(tensors) if tensors[0].ndim else tensors[0] for name, tensors in held.items()}
 
 
-def test_two_ranks(tmp_path):
-    for kind in ("adamw8bit", "adamw"):
+def saves_alone(path, kinds):
+    """What one rank saves, for `resumes_on_other_ranks`."""
+    for kind in kinds:
         settings = {"model": dataclasses.replace(MODEL, num_hidden_layers=2), "train__micro_batch": 1, **KINDS[kind]}
-        run_to_the_end(tmp_path / f"one-{kind}", **settings)
-    on_ranks(2, __file__, "default", tmp_path)
-    compare_gradients(tmp_path, SOME)
-    # The files of two ranks hold what those of one hold, and one rank reads them.
-    for kind in ("adamw8bit", "adamw"):
-        one, two = tmp_path / f"one-{kind}" / "checkpoints" / f"step-{STEPS:06d}", Path((tmp_path / f"again-{kind}" / "path").read_text())
+        run_to_the_end(path / f"one-{kind}", **settings)
+
+
+def loads_on_one(path, kinds):
+    """The files of two ranks hold what those of one hold, and one rank reads them."""
+    for kind in kinds:
+        one, two = path / f"one-{kind}" / "checkpoints" / f"step-{STEPS:06d}", Path((path / f"again-{kind}" / "path").read_text())
         assert len(list(two.glob("optimizer-0000?-of-00002.safetensors"))) == 2
         a, b = optimizer_bits(one), optimizer_bits(two)
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
         assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
         settings = {"model": dataclasses.replace(MODEL, num_hidden_layers=2), "train__micro_batch": 1, **KINDS[kind]}
-        trainer, _, _ = made(tmp_path / f"back-{kind}", resume=STEPS, **settings)
+        trainer, _, _ = made(path / f"back-{kind}", resume=STEPS, **settings)
         trainer._restore(load(two), ())
         trainer._save(None)
         trainer._saver.wait()
         back = optimizer_bits(trainer._saved)
         assert all(torch.equal(a[name], back[name]) for name in a)
+
+
+def test_two_ranks(tmp_path):
+    saves_alone(tmp_path, KINDS_OF_FILES)
+    on_ranks(2, __file__, "default", tmp_path)
+    compare_gradients(tmp_path, SOME)
+    loads_on_one(tmp_path, KINDS_OF_FILES)
     # The checkpoint of a sharded run is a model that anyone loads.
     model = load_model(tmp_path / "legs-adamw8bit" / "whole" / "checkpoints" / f"step-{STEPS:06d}")
     assert torch.isfinite(model(torch.arange(8)[None])).all()
@@ -244,17 +254,25 @@ def share_gradients(folder, ranks, ways):
 
 
 def main(action, folder, *words):
-    folder, ranks = Path(folder), join("cpu")
+    folder, ranks = Path(folder), join(DEVICE)
     torch.set_num_threads(1)
     if action == "default":
         share_gradients(folder, ranks, SOME)
         skips_alike(folder / "nan", ranks)
         shards_as_configured(folder / "fields", ranks)
         evaluates(folder / "eval", ranks)
-        resumes_on_other_ranks(folder, ranks)
+        resumes_on_other_ranks(folder, ranks, KINDS_OF_FILES)
         legs(folder / "legs-adamw8bit", ranks, "adamw8bit", 2)
     elif action == "gradients":
         share_gradients(folder, ranks, ALL)
+    elif action == "skips alike":
+        skips_alike(folder, ranks)
+    elif action == "resharded":
+        resumes_on_other_ranks(folder, ranks, words)
+    elif action == "alone":
+        saves_alone(folder, words)
+    elif action == "loads on one":
+        loads_on_one(folder, words)
     elif action == "killed":
         killed(folder, ranks, *words)
     elif action == "goes on":

@@ -7,10 +7,10 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 
+import gpu_ranks
 import torch
 
 from align.checkpoint import load
@@ -24,6 +24,7 @@ MODEL = ModelConfig(
     max_position_embeddings=64, tie_word_embeddings=True,
 )  # fmt: skip
 STEPS = 5
+DEVICE = os.environ.get("TRAIN_TEST_DEVICE", "cpu")
 
 
 def documents(lengths=(12, 4, 12, 4, 12, 4, 12, 4), seed=0, trained=0.7):
@@ -77,7 +78,7 @@ def made(
     """(trainer, run, module). Keyword arguments `section__field` set the configuration."""
     ranks = ranks or Ranks()
     config = TrainerConfig(
-        train=TrainConfig(max_steps=STEPS, global_batch=4, micro_batch=2),
+        train=TrainConfig(max_steps=STEPS, global_batch=4, micro_batch=2, deterministic=DEVICE == "cuda"),
         schedule=ScheduleConfig(warmup_steps=2),
         optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.1),
     )
@@ -91,7 +92,7 @@ def made(
         seed=config.seed, rank=ranks.rank, world=ranks.world,
     )  # fmt: skip
     run = RunDir.create(path, config_toml="", env={}, resume_step=resume, write=ranks.main)
-    it = module(init(model, seed=1, dtype=dtype), **({"at": at} if at else {}))
+    it = module(init(model, seed=1, dtype=dtype).to(DEVICE), **({"at": at} if at else {}))
     trainer_arguments.setdefault("progress", Progress(config.train.max_steps, every=1, stream=None))
     return Trainer(config, it, loader=loader, run=run, tokenizer_files=tokenizer, ranks=ranks, **trainer_arguments), run, it
 
@@ -116,21 +117,26 @@ def state_of(result):
 def logged(run):
     """history.jsonl without what depends on the clock."""
     lines = read_history(run.path / "history.jsonl")
-    clock = ("time", "tokens_per_s", "step_s", "memory_gb", "save_stall_s")
+    clock = ("time", "tokens_per_s", "step_s", "memory_gb", "save_stall_s", "mfu")
     return [{key: value for key, value in line.items() if key not in clock} for line in lines]
 
 
-def on_ranks(world, program, *words, codes=None):
-    """Runs `program` (a Python file) on `world` gloo ranks with these words; the exit codes must be `codes`, 0 where not given."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+def on_ranks(world, program, *words, codes=None, devices=0):
+    """Runs `program` (a Python file) on `world` ranks with these words; the exit codes must be `codes`, 0 where not given.
+
+    devices: GPUs for ranks over NCCL, shared where there are too few; 0: gloo on the CPU.
+    """
+    port = gpu_ranks.free_port()
+    shared = {"OMP_NUM_THREADS": "1", **({"TRAIN_TEST_DEVICE": "cuda"} if devices else {})}
     processes = [
         subprocess.Popen(
-            [sys.executable, program, *map(str, words)], env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            [sys.executable, program, *map(str, words)], env={**os.environ, **shared, **gpu_ranks.environment(rank, world, port, devices)}
         )
         for rank in range(world)
     ]
-    got = [process.wait(timeout=300) for process in processes]
+    try:
+        got = [process.wait(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert got == (codes or [0] * world)
