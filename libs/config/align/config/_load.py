@@ -90,7 +90,7 @@ def _parse(text: str, shown: str) -> dict[str, Any]:
 def _override(cls: type, table: dict[str, Any], word: str, places: Places) -> None:
     """Puts one `key=value` into the table."""
     key, end = split_key(word)
-    if not key or word[end:end + 1] != "=":
+    if not key or word[end : end + 1] != "=":
         raise ConfigError(f"command line: {repr_text(word)} is not key=value{_word_hint(cls, word)}")
     kind: Any = cls
     for depth, name in enumerate(key):
@@ -109,9 +109,9 @@ def _override(cls: type, table: dict[str, Any], word: str, places: Places) -> No
             table[name] = below = Patch()
             places.known[path] = "command line"
         table = below
-    places.known = {known: place for known, place in places.known.items() if known[:len(key)] != key}
+    places.known = {known: place for known, place in places.known.items() if known[: len(key)] != key}
     places.known[key] = "command line"
-    table[key[-1]] = Word(word[end + 1:])
+    table[key[-1]] = Word(word[end + 1 :])
 
 
 def _word_hint(cls: type, word: str) -> str:

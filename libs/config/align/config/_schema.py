@@ -129,8 +129,10 @@ def _check(hint: Any, where: str, *, inside: bool = False) -> None:
         else:
             fine = fine and member in SCALARS
     if not fine:
-        raise TypeError(f"{where}: a configuration cannot hold {hint!r}; use bool, int, float, str, Path, Literal, Optional, "
-                        "list[…], tuple[…], dict[str, scalar] or a dataclass")
+        raise TypeError(
+            f"{where}: a configuration cannot hold {hint!r}; use bool, int, float, str, Path, Literal, Optional, "
+            "list[…], tuple[…], dict[str, scalar] or a dataclass"
+        )
 
 
 def show(hint: Any) -> str:

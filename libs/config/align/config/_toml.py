@@ -42,7 +42,7 @@ def split_key(text: str, start: int = 0) -> tuple[tuple[str, ...], int]:
         except ValueError:
             return (), start
         end = match.end()
-        if text[end:end + 1] != ".":
+        if text[end : end + 1] != ".":
             return tuple(parts), end
         end += 1
     return (), start
