@@ -16,8 +16,18 @@ from align.guard import GuardError, Refused, RunShape, preflight, project, read_
 GIB = 2**30
 N = 7_248_023_552  # Mistral-7B-v0.3
 SEED = RunShape(parameters=N, ranks=4)
-MISTRAL = RunShape(parameters=N, layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128, vocabulary=32768,
-                   length=4096, largest=32768 * 4096)
+MISTRAL = RunShape(
+    parameters=N,
+    layers=32,
+    hidden=4096,
+    intermediate=14336,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    vocabulary=32768,
+    length=4096,
+    largest=32768 * 4096,
+)
 MEASURED = json.loads((Path(__file__).parent / "data" / "measured.json").read_text(encoding="utf-8"))
 
 
@@ -45,7 +55,8 @@ def test_the_seeds_refusal_names_the_files_per_rank_and_they_pass():
         preflight(project(replace(SEED, per_rank_optimizer_state=False)), available_host_gb=85, mem_floor_gb=45)
     assert str(caught.value) == (
         "host memory: the run peaks at 62.6 GiB (interpreter and libraries 22.0 + saving 40.6) and 45.0 must stay free, 107.6 together; "
-        "85.0 are available; with train.per_rank_optimizer_state=true (per-rank files) it needs 80.5, which fits")
+        "85.0 are available; with train.per_rank_optimizer_state=true (per-rank files) it needs 80.5, which fits"
+    )
     assert caught.value.exit_code == 3 and caught.value.check == "host_memory"
     gather = project(replace(SEED, per_rank_optimizer_state=False))
     with pytest.raises(Refused, match="no one or two of the settings"):  # a setting that the caller has not is not proposed
@@ -83,7 +94,8 @@ def test_states_are_counted_over_the_shapes():
     assert got == pytest.approx(2 * (shape.parameters - fp32) + 8 * blocks + 8 * fp32, rel=1e-12)
     assert project(replace(shape, optimizer="adamw")).device_optimizer_state_gb_per_rank * GIB == pytest.approx(12 * shape.parameters)
     assert project(replace(shape, optimizer="adamw", weight_bytes=4)).device_optimizer_state_gb_per_rank * GIB == pytest.approx(
-        8 * shape.parameters)
+        8 * shape.parameters
+    )
 
 
 # --- what was measured
@@ -122,9 +134,23 @@ def test_the_default_sft_run(documents, longest, peak):
     """100,352 parameters, fp32, CPU: steps of //stages:sft's own loader, 2048 packed tokens each, measured as in PROVENANCE.md."""
     blocks = [(64,), (64,), (64, 64), (32, 64), (32, 64), (64, 64), (176, 64), (176, 64), (64, 176)] * 2
     shape = RunShape.of(
-        [(123, 64), *blocks, (64,)], layers=2, hidden=64, intermediate=176, heads=4, kv_heads=2, head_dim=16, vocabulary=123, tied=True,
-        device="cpu", weight_bytes=4, length=2048, forward_impl="cpu_per_document", save_mode="stream", trained_share=0.37,
-        padding=documents * longest / 2048)
+        [(123, 64), *blocks, (64,)],
+        layers=2,
+        hidden=64,
+        intermediate=176,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        vocabulary=123,
+        tied=True,
+        device="cpu",
+        weight_bytes=4,
+        length=2048,
+        forward_impl="cpu_per_document",
+        save_mode="stream",
+        trained_share=0.37,
+        padding=documents * longest / 2048,
+    )
     projection = project(shape)
     assert shape.parameters == 100_352 and projection.weights_gb * GIB == 4 * 100_352
     standing = projection.weights_gb + projection.device_optimizer_state_gb_per_rank
@@ -140,8 +166,23 @@ def test_what_the_system_sees_of_the_sft_run_on_the_cpu(length, resident_mib):
     """Largest resident size of //stages:sft, 40 steps over 3,000 rows of its own data (data.max_length), as measured."""
     blocks = [(64,), (64,), (64, 64), (32, 64), (32, 64), (64, 64), (176, 64), (176, 64), (64, 176)] * 2
     shape = RunShape.of(
-        [(115, 64), *blocks, (64,)], layers=2, hidden=64, intermediate=176, heads=4, kv_heads=2, head_dim=16, vocabulary=115, tied=True,
-        device="cpu", weight_bytes=4, length=length, forward_impl="cpu_per_document", save_mode="stream", trained_share=0.39, padding=1.74)
+        [(115, 64), *blocks, (64,)],
+        layers=2,
+        hidden=64,
+        intermediate=176,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        vocabulary=115,
+        tied=True,
+        device="cpu",
+        weight_bytes=4,
+        length=length,
+        forward_impl="cpu_per_document",
+        save_mode="stream",
+        trained_share=0.39,
+        padding=1.74,
+    )
     projection = project(shape)
     assert projection.total_gb * 1024 == pytest.approx(resident_mib, rel=0.03)
     increment = resident_mib - projection.host_base_gb * 1024
@@ -149,9 +190,16 @@ def test_what_the_system_sees_of_the_sft_run_on_the_cpu(length, resident_mib):
         assert projection.host_run_gb * 1024 == pytest.approx(increment, rel=0.1)
 
 
-@pytest.mark.parametrize("micro_batch, checkpointing, peak", [
-    (2, "none", 65.1), (4, "none", 101.8), (1, "full", 40.9), (2, "full", 41.7), (4, "full", 43.3),
-])
+@pytest.mark.parametrize(
+    "micro_batch, checkpointing, peak",
+    [
+        (2, "none", 65.1),
+        (4, "none", 101.8),
+        (1, "full", 40.9),
+        (2, "full", 41.7),
+        (4, "full", 43.3),
+    ],
+)
 def test_the_projection_is_what_was_measured_on_an_h200(micro_batch, checkpointing, peak):
     """7.25B, bf16, blocks compiled, 8-bit states, no accumulation, 4096 tokens a row; one block measured at 147 KiB a token."""
     shape = replace(MISTRAL, micro_batch=micro_batch, checkpointing=checkpointing, layer_bytes_per_token=147 * 1024)
@@ -166,14 +214,30 @@ def test_a_step_in_the_backward_is_what_was_measured_on_an_h200(micro_batch, pea
     assert project(shape).device_peak_gb == pytest.approx(peak, rel=0.03)
 
 
-SMALL = RunShape(parameters=1_442_940_928, layers=24, hidden=2048, intermediate=7168, heads=16, kv_heads=4, head_dim=128, vocabulary=32768,
-                 length=4096, largest=32768 * 2048, compiled=True)
+SMALL = RunShape(
+    parameters=1_442_940_928,
+    layers=24,
+    hidden=2048,
+    intermediate=7168,
+    heads=16,
+    kv_heads=4,
+    head_dim=128,
+    vocabulary=32768,
+    length=4096,
+    largest=32768 * 2048,
+    compiled=True,
+)
 
 
-@pytest.mark.parametrize("shape, peak", [
-    (replace(MISTRAL, micro_batch=4, compiled=True), 96.1), (replace(SMALL, micro_batch=8), 57.2), (replace(SMALL, micro_batch=4), 31.5),
-    (replace(MISTRAL, micro_batch=4, compiled=True, checkpointing="full", in_backward=True), 33.77),
-])
+@pytest.mark.parametrize(
+    "shape, peak",
+    [
+        (replace(MISTRAL, micro_batch=4, compiled=True), 96.1),
+        (replace(SMALL, micro_batch=8), 57.2),
+        (replace(SMALL, micro_batch=4), 31.5),
+        (replace(MISTRAL, micro_batch=4, compiled=True, checkpointing="full", in_backward=True), 33.77),
+    ],
+)
 def test_compiled_steps_of_align_train_are_what_was_measured_on_an_h200(shape, peak):
     """By formula alone, nothing measured on a block (benchmarks/2026-11-30-trainer-h200.md)."""
     assert project(shape).device_peak_gb == pytest.approx(peak, rel=0.03)
@@ -203,11 +267,25 @@ def test_selective_lies_between_and_what_is_copied_is_counted():
 
 
 @settings(max_examples=40)
-@given(shape=st.builds(RunShape, parameters=st.integers(10**5, 10**10), layers=st.integers(1, 40), hidden=st.sampled_from([64, 512, 4096]),
-                       intermediate=st.sampled_from([128, 2048, 14336]), heads=st.just(8), kv_heads=st.sampled_from([1, 8]),
-                       head_dim=st.just(64), vocabulary=st.sampled_from([112, 32768]), length=st.integers(1, 8192),
-                       micro_batch=st.integers(1, 16), accumulation=st.integers(1, 3), ranks=st.sampled_from([1, 4]),
-                       device=st.sampled_from(["cpu", "cuda"]), optimizer=st.sampled_from(["adamw8bit", "adamw", "offload_adamw"])))
+@given(
+    shape=st.builds(
+        RunShape,
+        parameters=st.integers(10**5, 10**10),
+        layers=st.integers(1, 40),
+        hidden=st.sampled_from([64, 512, 4096]),
+        intermediate=st.sampled_from([128, 2048, 14336]),
+        heads=st.just(8),
+        kv_heads=st.sampled_from([1, 8]),
+        head_dim=st.just(64),
+        vocabulary=st.sampled_from([112, 32768]),
+        length=st.integers(1, 8192),
+        micro_batch=st.integers(1, 16),
+        accumulation=st.integers(1, 3),
+        ranks=st.sampled_from([1, 4]),
+        device=st.sampled_from(["cpu", "cuda"]),
+        optimizer=st.sampled_from(["adamw8bit", "adamw", "offload_adamw"]),
+    )
+)
 def test_what_saves_memory_does(shape):
     before = project(shape)
     assert before.device_peak_gb == max(before.phases.values()) and before.peak_gb >= before.total_gb
@@ -260,11 +338,15 @@ def test_the_floor_is_the_smaller_of_45_and_a_fifth():
 def test_disk_load_and_queue():
     shape = RunShape(parameters=GIB, checkpoints_kept=3)  # 4.004 GiB each
     check, message = refused(shape, free_disk_gb=15)
-    assert (check, message) == ("disk", "disk: 3 checkpoints kept and one being written, 4.00 GiB each, need 16.02 GiB; 15.00 are free; "
-                                        "checkpoint.keep=2 fits")
+    assert (check, message) == (
+        "disk",
+        "disk: 3 checkpoints kept and one being written, 4.00 GiB each, need 16.02 GiB; 15.00 are free; checkpoint.keep=2 fits",
+    )
     assert refused(shape, free_disk_gb=5)[1].endswith("5.00 are free; choose a run_dir on another disk")
     assert refused(shape, load=8.0, cores=4) == (
-        "load", "load: 8.0 on 4 cores, the limit is 8; wait for the other jobs, or ignore the check load")
+        "load",
+        "load: 8.0 on 4 cores, the limit is 8; wait for the other jobs, or ignore the check load",
+    )
     assert refused(shape, disk_queue=64)[0] == "disk_queue"
     assert preflight(project(shape), available_host_gb=100, free_disk_gb=17, load=7.9, cores=4, disk_queue=63) == []
 
@@ -280,15 +362,20 @@ def test_what_is_ignored_is_told():
         preflight(project(shape), available_host_gb=100, ignore=["lode"])
 
 
-@pytest.mark.parametrize("field, value, message", [
-    ("parameters", 0, "parameters is 0; it must be at least 1"), ("ranks", -1, "ranks is -1; it must be at least 1"),
-    ("hidden", -4, "hidden is -4; it must not be negative"), ("trained_share", 1.5, "trained_share is 1.5; it is a share, 0 to 1"),
-    ("optimizer", "sgd", "optimizer is 'sgd'; known: adamw8bit, adamw, offload_adamw"),
-    ("weight_bytes", 1, "weight_bytes is 1; known: 2, 4"),
-    ("padding", 0.5, "padding is 0.5; it is padded positions for each token, at least 1"),
-    ("fp32_state", 11, "fp32_state 11 is more than parameters 10"),
-    ("forward_impl", "flash9", "forward_impl is 'flash9'; known: sdpa_causal, cpu_per_document, varlen, invariant"),
-])
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("parameters", 0, "parameters is 0; it must be at least 1"),
+        ("ranks", -1, "ranks is -1; it must be at least 1"),
+        ("hidden", -4, "hidden is -4; it must not be negative"),
+        ("trained_share", 1.5, "trained_share is 1.5; it is a share, 0 to 1"),
+        ("optimizer", "sgd", "optimizer is 'sgd'; known: adamw8bit, adamw, offload_adamw"),
+        ("weight_bytes", 1, "weight_bytes is 1; known: 2, 4"),
+        ("padding", 0.5, "padding is 0.5; it is padded positions for each token, at least 1"),
+        ("fp32_state", 11, "fp32_state 11 is more than parameters 10"),
+        ("forward_impl", "flash9", "forward_impl is 'flash9'; known: sdpa_causal, cpu_per_document, varlen, invariant"),
+    ],
+)
 def test_numbers_that_describe_no_run(field, value, message):
     with pytest.raises(GuardError) as caught:
         RunShape(**{"parameters": 10} | {field: value})

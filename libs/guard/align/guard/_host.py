@@ -20,8 +20,9 @@ class Host:
     disk_queue: int | None  # requests in flight on the disk of the folder
 
 
-def read_host(folder: str | Path, *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"),
-              sys_block: Path = Path("/sys/dev/block")) -> Host:
+def read_host(
+    folder: str | Path, *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"), sys_block: Path = Path("/sys/dev/block")
+) -> Host:
     """Reads the machine's state; `folder` need not exist yet, its nearest existing parent's disk counts."""
     memory = _memory(proc / "meminfo")
     available, total = memory["MemAvailable"], memory["MemTotal"]

@@ -69,15 +69,23 @@ def _host_memory(projection: Projection, available: float, floor: float, setting
     need = projection.peak_gb + floor
     if need <= available:
         return None
-    parts = [("interpreter and libraries", projection.host_base_gb), ("optimizer", projection.host_optimizer_gb),
-             ("pinned staging", projection.host_staging_gb), ("Lean", projection.host_lean_gb)]
+    parts = [
+        ("interpreter and libraries", projection.host_base_gb),
+        ("optimizer", projection.host_optimizer_gb),
+        ("pinned staging", projection.host_staging_gb),
+        ("Lean", projection.host_lean_gb),
+    ]
     parts.append(("training", projection.host_run_gb))
     parts.append(("saving", projection.peak_gb - projection.total_gb))
     told = " + ".join(f"{name} {value:.1f}" for name, value in parts if value > 0.05)
-    change = _smallest_change(projection.shape, settings, lambda other: other.peak_gb + floor <= available,
-                              lambda other: f"needs {other.peak_gb + floor:.1f}")
-    return Refused("host_memory", f"host memory: the run peaks at {projection.peak_gb:.1f} GiB ({told}) and {floor:.1f} must stay free, "
-                                  f"{need:.1f} together; {available:.1f} are available; {change}")
+    change = _smallest_change(
+        projection.shape, settings, lambda other: other.peak_gb + floor <= available, lambda other: f"needs {other.peak_gb + floor:.1f}"
+    )
+    return Refused(
+        "host_memory",
+        f"host memory: the run peaks at {projection.peak_gb:.1f} GiB ({told}) and {floor:.1f} must stay free, "
+        f"{need:.1f} together; {available:.1f} are available; {change}",
+    )
 
 
 def _device_memory(projection: Projection, available: float, settings: Container[str] | None) -> Refused | None:
@@ -85,14 +93,29 @@ def _device_memory(projection: Projection, available: float, settings: Container
     if projection.shape.device == "cpu" or need <= available:
         return None
     phase = max(projection.phases, key=lambda name: projection.phases[name])
-    told = ", ".join(f"{name} {value:.1f}" for name, value in (
-        ("weights", projection.weights_gb), ("gradients", projection.grads_gb),
-        ("optimizer state", projection.device_optimizer_state_gb_per_rank), ("activations", projection.activations_gb),
-        ("logits", projection.logits_gb), ("gathered", projection.gathered_gb)) if value > 0.05)
-    change = _smallest_change(projection.shape, settings, lambda other: other.device_peak_gb * _DEVICE_MARGIN <= available,
-                              lambda other: f"peaks at {other.device_peak_gb:.1f}")
-    return Refused("device_memory", f"device memory: each rank peaks at {projection.device_peak_gb:.1f} GiB in the {phase} ({told}), "
-                                    f"{need:.1f} with a margin of 3 %; {available:.1f} are available; {change}")
+    told = ", ".join(
+        f"{name} {value:.1f}"
+        for name, value in (
+            ("weights", projection.weights_gb),
+            ("gradients", projection.grads_gb),
+            ("optimizer state", projection.device_optimizer_state_gb_per_rank),
+            ("activations", projection.activations_gb),
+            ("logits", projection.logits_gb),
+            ("gathered", projection.gathered_gb),
+        )
+        if value > 0.05
+    )
+    change = _smallest_change(
+        projection.shape,
+        settings,
+        lambda other: other.device_peak_gb * _DEVICE_MARGIN <= available,
+        lambda other: f"peaks at {other.device_peak_gb:.1f}",
+    )
+    return Refused(
+        "device_memory",
+        f"device memory: each rank peaks at {projection.device_peak_gb:.1f} GiB in the {phase} ({told}), "
+        f"{need:.1f} with a margin of 3 %; {available:.1f} are available; {change}",
+    )
 
 
 def _disk(projection: Projection, free: float) -> Refused | None:
@@ -102,34 +125,45 @@ def _disk(projection: Projection, free: float) -> Refused | None:
         return None
     fitting = int(free / projection.checkpoint_gb) - 1
     change = f"checkpoint.keep={fitting} fits" if fitting >= 1 else "choose a run_dir on another disk"
-    return Refused("disk", f"disk: {kept} checkpoints kept and one being written, {projection.checkpoint_gb:.2f} GiB each, "
-                           f"need {need:.2f} GiB; {free:.2f} are free; {change}")
+    return Refused(
+        "disk",
+        f"disk: {kept} checkpoints kept and one being written, {projection.checkpoint_gb:.2f} GiB each, "
+        f"need {need:.2f} GiB; {free:.2f} are free; {change}",
+    )
 
 
 def _load(load: float, cores: int) -> Refused | None:
     if load < 2 * cores:
         return None
-    return Refused("load", f"load: {load:.1f} on {cores} cores, the limit is {2 * cores}; wait for the other jobs, "
-                           "or ignore the check load")
+    return Refused(
+        "load", f"load: {load:.1f} on {cores} cores, the limit is {2 * cores}; wait for the other jobs, or ignore the check load"
+    )
 
 
 def _queue(queue: int) -> Refused | None:
     if queue < _QUEUE_LIMIT:
         return None
-    return Refused("disk_queue", f"disk queue: {queue} requests in flight, the limit is {_QUEUE_LIMIT}; wait for the other jobs, "
-                                 "or ignore the check disk_queue")
+    return Refused(
+        "disk_queue",
+        f"disk queue: {queue} requests in flight, the limit is {_QUEUE_LIMIT}; wait for the other jobs, or ignore the check disk_queue",
+    )
 
 
 def _smallest_change(
     shape: RunShape, settings: Container[str] | None, fits: Callable[[Projection], bool], tell: Callable[[Projection], str]
 ) -> str:
     """The first change, or pair of changes, in the order of `_changes` after which the run fits, with its figure."""
+
     def changes(shape: RunShape) -> list[tuple[str, RunShape]]:
         return [change for change in _changes(shape) if settings is None or _setting(change[0]) in settings]
 
     single = changes(shape)
-    pairs = [(f"{first} and {second}", changed) for first, middle in single for second, changed in changes(middle)
-             if _setting(first) != _setting(second)]
+    pairs = [
+        (f"{first} and {second}", changed)
+        for first, middle in single
+        for second, changed in changes(middle)
+        if _setting(first) != _setting(second)
+    ]
     for text, changed in single + pairs:
         projection = project(changed)
         if fits(projection):

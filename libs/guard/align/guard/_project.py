@@ -43,14 +43,21 @@ class Projection:
         """The parts as lines for a person."""
         shape = self.shape
         rows = [
-            ("weights", self.weights_gb), ("gradients", self.grads_gb), (f"optimizer state ({shape.optimizer})",
-             self.device_optimizer_state_gb_per_rank), (f"activations (checkpointing {shape.checkpointing}, {shape.forward_impl})",
-             self.activations_gb), ("logits and loss", self.logits_gb), ("gathered by FSDP", self.gathered_gb),
+            ("weights", self.weights_gb),
+            ("gradients", self.grads_gb),
+            (f"optimizer state ({shape.optimizer})", self.device_optimizer_state_gb_per_rank),
+            (f"activations (checkpointing {shape.checkpointing}, {shape.forward_impl})", self.activations_gb),
+            ("logits and loss", self.logits_gb),
+            ("gathered by FSDP", self.gathered_gb),
             (f"device peak, each of {shape.ranks}" if shape.device == "cuda" else "peak of the run, each rank", self.device_peak_gb),
-            ("host: interpreter and libraries", self.host_base_gb), ("host: optimizer", self.host_optimizer_gb),
-            ("host: pinned staging", self.host_staging_gb), ("host: Lean", self.host_lean_gb),
-            ("host: the run, with the heap's holes", self.host_run_gb), ("host: total", self.total_gb),
-            ("host: more while saving", self.checkpoint_save_transient_gb), ("host: peak", self.peak_gb),
+            ("host: interpreter and libraries", self.host_base_gb),
+            ("host: optimizer", self.host_optimizer_gb),
+            ("host: pinned staging", self.host_staging_gb),
+            ("host: Lean", self.host_lean_gb),
+            ("host: the run, with the heap's holes", self.host_run_gb),
+            ("host: total", self.total_gb),
+            ("host: more while saving", self.checkpoint_save_transient_gb),
+            ("host: peak", self.peak_gb),
             (f"disk: {shape.checkpoints_kept} + 1 checkpoints", self.checkpoint_gb * (shape.checkpoints_kept + 1)),
         ]
         return "\n".join(f"{name:<52}{_amount(value)}" for name, value in rows if value)
@@ -86,12 +93,23 @@ def project(shape: RunShape) -> Projection:
     else:
         run, total, peak = 0.0, host, host + transient
     return Projection(
-        shape=shape, weights_gb=weights / GIB, grads_gb=grads / GIB, device_optimizer_state_gb_per_rank=device_state / GIB,
-        activations_gb=saved / GIB, logits_gb=_loss_bytes(shape) / GIB, gathered_gb=gathered / GIB,
-        phases={name: value / GIB for name, value in phases.items()}, device_peak_gb=device_peak / GIB, host_base_gb=base / GIB,
-        host_optimizer_gb=host_optimizer / GIB, host_staging_gb=staging / GIB, host_lean_gb=lean / GIB, host_run_gb=run / GIB,
+        shape=shape,
+        weights_gb=weights / GIB,
+        grads_gb=grads / GIB,
+        device_optimizer_state_gb_per_rank=device_state / GIB,
+        activations_gb=saved / GIB,
+        logits_gb=_loss_bytes(shape) / GIB,
+        gathered_gb=gathered / GIB,
+        phases={name: value / GIB for name, value in phases.items()},
+        device_peak_gb=device_peak / GIB,
+        host_base_gb=base / GIB,
+        host_optimizer_gb=host_optimizer / GIB,
+        host_staging_gb=staging / GIB,
+        host_lean_gb=lean / GIB,
+        host_run_gb=run / GIB,
         total_gb=total / GIB,
-        checkpoint_save_transient_gb=transient / GIB, peak_gb=peak / GIB,
+        checkpoint_save_transient_gb=transient / GIB,
+        peak_gb=peak / GIB,
         checkpoint_gb=(weights * shape.ranks + state * shape.ranks) / GIB,
     )
 

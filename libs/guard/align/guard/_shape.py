@@ -71,13 +71,33 @@ class RunShape:
         for name in ("parameters", "ranks", "micro_batch", "accumulation", "block", "gather_copies"):
             if getattr(self, name) < 1:
                 raise GuardError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocabulary", "fp32_state", "adapter",
-                     "largest", "largest_group", "length", "pinned_staging_gb", "checkpoints_kept", "lean_workers"):
+        for name in (
+            "layers",
+            "hidden",
+            "intermediate",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "vocabulary",
+            "fp32_state",
+            "adapter",
+            "largest",
+            "largest_group",
+            "length",
+            "pinned_staging_gb",
+            "checkpoints_kept",
+            "lean_workers",
+        ):
             if getattr(self, name) < 0:
                 raise GuardError(f"{name} is {getattr(self, name)}; it must not be negative")
-        for name, choices in (("optimizer", ("adamw8bit", "adamw", "offload_adamw")), ("device", ("cuda", "cpu")),
-                              ("checkpointing", ("none", "selective", "full")), ("save_mode", ("snapshot", "stream")),
-                              ("weight_bytes", (2, 4)), ("forward_impl", FORWARD_IMPLS)):
+        for name, choices in (
+            ("optimizer", ("adamw8bit", "adamw", "offload_adamw")),
+            ("device", ("cuda", "cpu")),
+            ("checkpointing", ("none", "selective", "full")),
+            ("save_mode", ("snapshot", "stream")),
+            ("weight_bytes", (2, 4)),
+            ("forward_impl", FORWARD_IMPLS),
+        ):
             if getattr(self, name) not in choices:
                 raise GuardError(f"{name} is {getattr(self, name)!r}; known: {', '.join(map(str, choices))}")
         if self.padding < 1:
@@ -90,8 +110,9 @@ class RunShape:
             raise GuardError(f"fp32_state {self.fp32_state} is more than parameters {self.parameters}")
 
     @classmethod
-    def of(cls, parameter_shapes: Iterable[tuple[int, ...]], *, block_size: int = 2048, min_8bit_elems: int = 4096,
-           **fields: Any) -> "RunShape":
+    def of(
+        cls, parameter_shapes: Iterable[tuple[int, ...]], *, block_size: int = 2048, min_8bit_elems: int = 4096, **fields: Any
+    ) -> "RunShape":
         """Counts parameters, scales and fp32 states exactly, over the full shapes of the trained parameters.
 
         A parameter's block is the largest power of two up to `block_size` that divides the length of its rows, as in align.optim8bit.
@@ -109,8 +130,15 @@ class RunShape:
             else:
                 scales += size // block
                 groups[block] += size
-        return cls(parameters=total, scales=scales, fp32_state=fp32, largest=largest, largest_group=max(groups.values(), default=0),
-                   block=block_size, **fields)
+        return cls(
+            parameters=total,
+            scales=scales,
+            fp32_state=fp32,
+            largest=largest,
+            largest_group=max(groups.values(), default=0),
+            block=block_size,
+            **fields,
+        )
 
     @property
     def tokens(self) -> int:
