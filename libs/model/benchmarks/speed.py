@@ -96,7 +96,12 @@ def keep_memory() -> None:
 def main() -> None:
     torch.set_num_threads(1)
     config = ModelConfig(
-        vocab_size=100, hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         tie_word_embeddings=True,
     )
     model, generator = init(config, 0), torch.Generator().manual_seed(0)

@@ -109,22 +109,56 @@ def test_a_state_dict_stands_in_for_the_weights(tmp_path):
 def test_config_of_transformers_5(name):
     read, ours = ModelConfig.from_hf(WRITTEN_BY_5[name]), config(name)
     assert [read.window(layer) for layer in range(3)] == [ours.window(layer) for layer in range(3)]
-    for field in ("rope_theta", "rope_scaling", "tie_word_embeddings", "head_dim", "num_key_value_heads", "qkv_bias", "output_bias",
-                  "mlp_has_bias", "qk_norm", "rms_norm_eps", "max_position_embeddings", "max_length", "dtype", "bos_token_id",
-                  "eos_token_id"):
+    for field in (
+        "rope_theta",
+        "rope_scaling",
+        "tie_word_embeddings",
+        "head_dim",
+        "num_key_value_heads",
+        "qkv_bias",
+        "output_bias",
+        "mlp_has_bias",
+        "qk_norm",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "max_length",
+        "dtype",
+        "bos_token_id",
+        "eos_token_id",
+    ):
         assert getattr(read, field) == getattr(ours, field), field
 
 
 def test_config_of_transformers_4():
     scaling = {
-        "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
     }
     raw = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
-        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "rope_scaling": scaling, "torch_dtype": "bfloat16", "tie_word_embeddings": True,
-        "hidden_act": "silu", "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "transformers_version": "4.45.0.dev0",
-        "use_cache": True, "pretraining_tp": 1,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": scaling,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009],
+        "transformers_version": "4.45.0.dev0",
+        "use_cache": True,
+        "pretraining_tp": 1,
     }
     read = ModelConfig.from_hf(raw)
     assert (read.rope_theta, read.rope_scaling["rope_type"], read.dtype) == (500000.0, "llama3", "bfloat16")

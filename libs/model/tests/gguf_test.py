@@ -44,7 +44,8 @@ def test_logits_and_greedy_tokens_equal_transformers(converted):
 
 
 @pytest.mark.parametrize(
-    "name", ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_down"]  # Q4_0, Q8_0, F16, F32, Q4_1
+    "name",
+    ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_down"],  # Q4_0, Q8_0, F16, F32, Q4_1
 )
 def test_dequantised_weights_equal_those_of_the_gguf_package(name):
     name = f"blk.0.{name}.weight"
@@ -86,8 +87,12 @@ def test_sentencepiece_merges_come_from_the_scores():
     pieces = ["<unk>", "<s>", "</s>", "<0x0A>", "▁", "a", "b", "ab", "▁ab", "abb", "ba"]
     scores = [0.0, 0.0, 0.0, 0.0, -9.0, -10.0, -11.0, 0.0, -1.0, -3.0, -2.0]
     metadata = {
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": pieces, "tokenizer.ggml.scores": scores, "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.token_type": [2, 3, 3, 6] + [1] * 7, "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.token_type": [2, 3, 3, 6] + [1] * 7,
+        "tokenizer.ggml.eos_token_id": 2,
     }
     tokenizer, config = tokenizer_files(metadata, "file")
     assert tokenizer["model"]["merges"] == ["a b", "▁ ab", "b a", "ab b"]  # by score: ab 0, ▁ab -1, ba -2, abb -3
@@ -128,7 +133,11 @@ def test_llama3_scaling_is_known_by_its_divisors(tmp_path):
     meta = {"attention.key_length": 128, "rope.dimension_count": 128, "rope.freq_base": 500000.0}
     convert_gguf(_file(tmp_path, meta, {"rope_freqs.weight": torch.tensor(divisors)}), tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["rope_scaling"] == {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
     }
     with pytest.raises(ModelError, match=r"rope_freqs\.weight belongs to no known rope scaling"):
         convert_gguf(_file(tmp_path, meta, {"rope_freqs.weight": torch.tensor(divisors) * 1.1}), tmp_path / "out")
@@ -212,14 +221,27 @@ def _file(directory: Path, meta: dict, tensors: dict[str, torch.Tensor]) -> Path
     """A llama file of one layer in F32 with this metadata changed and these tensors added."""
     dim = meta.get("attention.key_length", 16)
     values = {
-        "block_count": 1, "embedding_length": 32, "feed_forward_length": 32, "attention.head_count": 2, "context_length": 64,
-        "attention.layer_norm_rms_epsilon": 1e-5, **meta,
+        "block_count": 1,
+        "embedding_length": 32,
+        "feed_forward_length": 32,
+        "attention.head_count": 2,
+        "context_length": 64,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        **meta,
     }
     pairs = {f"llama.{key}": value for key, value in values.items() if value is not None} | {"general.architecture": "llama"}
     shapes = {"token_embd": (4, 32), "output_norm": (32,)} | {
-        f"blk.0.{name}": shape for name, shape in {
-            "attn_norm": (32,), "ffn_norm": (32,), "attn_q": (2 * dim, 32), "attn_k": (2 * dim, 32), "attn_v": (2 * dim, 32),
-            "attn_output": (32, 2 * dim), "ffn_gate": (32, 32), "ffn_up": (32, 32), "ffn_down": (32, 32),
+        f"blk.0.{name}": shape
+        for name, shape in {
+            "attn_norm": (32,),
+            "ffn_norm": (32,),
+            "attn_q": (2 * dim, 32),
+            "attn_k": (2 * dim, 32),
+            "attn_v": (2 * dim, 32),
+            "attn_output": (32, 2 * dim),
+            "ffn_gate": (32, 32),
+            "ffn_up": (32, 32),
+            "ffn_down": (32, 32),
         }.items()
     }
     weights = {f"{name}.weight": torch.zeros(shape) for name, shape in shapes.items()} | tensors

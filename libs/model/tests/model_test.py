@@ -260,7 +260,12 @@ def test_arguments_that_do_not_fit(models):
 
 def test_the_default_size_has_the_known_number_of_parameters():
     cfg = ModelConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         tie_word_embeddings=True,
     )
     layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 176 + 2 * 64

@@ -18,14 +18,25 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ABSENT: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
     "mistral": {
-        "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
     },
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
 }
 # Fields that may be null in a config.json; any other null is a key left out.
 _OPTIONAL = (
-    "num_key_value_heads", "head_dim", "rope_scaling", "sliding_window", "layer_types", "bos_token_id", "eos_token_id", "pad_token_id",
+    "num_key_value_heads",
+    "head_dim",
+    "rope_scaling",
+    "sliding_window",
+    "layer_types",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
     "dtype",
 )
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

@@ -17,10 +17,20 @@ from align.model._gguf_tokenizer import tokenizer_files
 from align.model._rope import inverse_frequencies
 
 _NAMES = {
-    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }
 _ROPE_FACTORS = "rope_freqs.weight"  # what llama3 scaling divides the frequencies by
 
@@ -97,8 +107,10 @@ def _config(file: GgufFile, *, tied: bool) -> ModelConfig:
     head_dim = integer("attention.key_length", size // heads)
     if integer("rope.dimension_count", head_dim) != head_dim or integer("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{file.path}: rotary dimensions and value heads must be as wide as the key heads, {head_dim}")
-    token_ids = {f"{name}_token_id": metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in
-                 (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
+    token_ids = {
+        f"{name}_token_id": metadata.get(f"tokenizer.ggml.{key}_token_id")
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+    }
     values = dict(
         model_type=kind,
         vocab_size=file.shapes.get("token_embd.weight", (0,))[0],

@@ -9,9 +9,7 @@ from align.model._config import ModelConfig
 from align.model._errors import ModelError
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # tokenizer.ggml.token_type
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _byte_level(use_regex: bool, trim_offsets: bool, add_prefix_space: bool = False) -> dict[str, Any]:
@@ -52,7 +50,8 @@ def tokenizer_files(metadata: Mapping[str, Any], place: str) -> tuple[dict[str, 
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
     added = [
         {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": kind != _USER}
-        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind in (_UNKNOWN, _CONTROL, _USER)
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind in (_UNKNOWN, _CONTROL, _USER)
     ]
     if model == "gpt2" and pre in _BYTE_LEVEL:
         pre_tokenizer, normalizer, ignore_merges = _BYTE_LEVEL[pre]
@@ -66,13 +65,28 @@ def tokenizer_files(metadata: Mapping[str, Any], place: str) -> tuple[dict[str, 
         supported = ", ".join(f"gpt2/{name}" for name in _BYTE_LEVEL)
         raise ModelError(f"{place}: tokenizer {model}/{pre} is not supported; supported are {supported} and llama")
     bpe = {
-        "type": "BPE", "dropout": None, "unk_token": unk, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-        "fuse_unk": unk is not None, "byte_fallback": unk is not None, "ignore_merges": ignore_merges, "vocab": vocab, "merges": merges,
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unk,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": unk is not None,
+        "byte_fallback": unk is not None,
+        "ignore_merges": ignore_merges,
+        "vocab": vocab,
+        "merges": merges,
     }
     config = _config(metadata, tokens, added, default_bos=model == "llama" or pre == "llama-bpe")
     tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer, "post_processor": _template(config, vocab), "decoder": decoder, "model": bpe,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": _template(config, vocab),
+        "decoder": decoder,
+        "model": bpe,
     }
     return tokenizer, config
 
@@ -113,7 +127,9 @@ def _sentencepiece(space_prefix: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     normalizers = [{"type": "Prepend", "prepend": "▁"}, replace] if space_prefix else [replace]
     decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
     ]
     if space_prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
