@@ -82,8 +82,16 @@ def gguf(directory, out):
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     types = g.GGMLQuantizationType
-    kinds = {"q_proj": types.Q4_0, "k_proj": types.Q8_0, "v_proj": types.F16, "up_proj": types.Q4_1, "down_proj": types.Q4_1,
-             "gate_proj": types.Q4_0, "embed_tokens": types.Q8_0, "lm_head": types.Q8_0}
+    kinds = {
+        "q_proj": types.Q4_0,
+        "k_proj": types.Q8_0,
+        "v_proj": types.F16,
+        "up_proj": types.Q4_1,
+        "down_proj": types.Q4_1,
+        "gate_proj": types.Q4_0,
+        "embed_tokens": types.Q8_0,
+        "lm_head": types.Q8_0,
+    }
     names = g.get_tensor_name_map(g.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in weights.items():
         array = tensor.float().numpy()
