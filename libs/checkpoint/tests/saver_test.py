@@ -69,6 +69,17 @@ def test_both_modes_write_the_same_bytes(tmp_path):
         assert (tmp_path / "snapshot/step-000001" / name).read_bytes() == (tmp_path / "stream/step-000001" / name).read_bytes()
 
 
+def test_each_tensor_copied_and_written_is_a_sign_of_life(tmp_path):
+    for mode in ("snapshot", "stream"):
+        signs = []
+        saver = Saver(mode=mode, alive=lambda signs=signs: signs.append(threading.current_thread().name))
+        saver.save(tmp_path / mode, 1, **arguments())
+        saver.wait()
+        tensors = sum(len(load_file(file)) for file in (tmp_path / mode / "step-000001").glob("*.safetensors"))
+        assert len(signs) == tensors * (2 if mode == "snapshot" else 1)
+        assert signs.count("save step 1") == (tensors if mode == "snapshot" else 0)
+
+
 def test_an_error_in_the_background_is_raised_by_wait_or_the_next_save(tmp_path, monkeypatch):
     write(tmp_path, 1)
     saver = Saver()

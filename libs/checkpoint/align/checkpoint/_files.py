@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PIECE = 16 * 2**20  # bytes written and hashed at a time
+SYNCED = 2**30  # bytes after which what is written goes to the disk, so that the sync at the end of a large file is not minutes long
 
 # Called with (operation, path) before each operation. Tests put a function here that kills the process or raises OSError.
 before: Callable[[str, Path], None] | None = None
@@ -44,6 +45,8 @@ class NewFile:
         for start in range(0, len(view), PIECE):
             piece = view[start : start + PIECE]
             self._hash.update(piece)
+            if (self._bytes + len(piece)) // SYNCED > self._bytes // SYNCED:
+                os.fdatasync(self._file.fileno())
             self._bytes += len(piece)
             while len(piece) > 0:
                 _about_to("write", self._path)

@@ -108,9 +108,12 @@ class Saver:
     one tensor is on the host at a time.
     """
 
-    def __init__(self, ranks: Ranks | None = None, *, mode: Literal["snapshot", "stream"] = "snapshot") -> None:
+    def __init__(
+        self, ranks: Ranks | None = None, *, mode: Literal["snapshot", "stream"] = "snapshot", alive: Callable[[], None] = lambda: None
+    ) -> None:
+        """alive: called with every tensor that was copied or written, from the thread that does it, to show that a long save lives."""
         self._ranks: Ranks = ranks or Alone()
-        self._mode = mode
+        self._mode, self._alive = mode, alive
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._host: dict[tuple[str, str], Tensor] = {}  # kept from one snapshot to the next: fresh memory is slow to touch
@@ -154,12 +157,12 @@ class Saver:
             total = sum(self._ranks.gather(contents.bytes()))
             together(self._ranks, lambda: job.begin(total))
             if self._mode == "snapshot":
-                contents = contents.on_host(self._host)
+                contents = contents.on_host(self._host, self._alive)
         if self._mode == "snapshot":
             self._thread = threading.Thread(target=self._run, args=(job, contents), name=f"save step {step}")
             self._thread.start()
         else:
-            job.run(contents)
+            job.run(contents, self._alive)
         self.last_stall_s = time.perf_counter() - started
         return job.target
 
@@ -199,7 +202,7 @@ class Saver:
 
     def _run(self, job: _Job, contents: _Contents) -> None:
         try:
-            job.run(contents)
+            job.run(contents, self._alive)
         except Exception as error:  # raised by `wait`, in the thread of the run
             self._error = error
 
@@ -222,10 +225,10 @@ class _Job:
         self._order = 1 + max((entry.order for entry in found), default=0)
         _files.make_directory(self._partial)
 
-    def run(self, contents: _Contents) -> None:
+    def run(self, contents: _Contents, alive: Callable[[], None]) -> None:
         """Writes every rank's files, then puts the whole in its place and removes what is no longer kept."""
         with self.cleaning():
-            own = together(self._ranks, lambda: contents.write(self._partial))
+            own = together(self._ranks, lambda: contents.write(self._partial, alive))
             written = {name: file for part in self._ranks.gather(own) for name, file in part.items()}
             together(self._ranks, lambda: self._commit(written))
 
@@ -334,7 +337,7 @@ class _Contents:
     def bytes(self) -> int:
         return sum(map(len, self.texts.values())) + sum(bytes_of(file.tensors) for file in self.files if file.mine)
 
-    def on_host(self, kept: dict[tuple[str, str], Tensor]) -> _Contents:
+    def on_host(self, kept: dict[tuple[str, str], Tensor], alive: Callable[[], None]) -> _Contents:
         """The same with every tensor of this rank's files in host memory, in the buffers of the last time where they fit."""
         files = []
         for file in self.files:
@@ -350,11 +353,12 @@ class _Contents:
                 if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
                     buffer = kept[file.name, name] = torch.empty(value.shape, dtype=value.dtype)
                 copies[name] = Later.of(buffer.copy_(value))
+                alive()
             if file.mine:
                 files.append(_File(file.name, copies, file.metadata, True))
         return _Contents(self.texts, files)
 
-    def write(self, directory: Path) -> dict[str, _files.Written]:
+    def write(self, directory: Path, alive: Callable[[], None]) -> dict[str, _files.Written]:
         error: Exception | None = None
         written: dict[str, _files.Written] = {}
         try:
@@ -363,14 +367,14 @@ class _Contents:
             error = caught
         for file in self.files:
             if file.mine and error is None:
-                counted = _Counted(file.tensors)
+                counted = _Counted(file.tensors, alive)
                 try:
                     written[file.name] = write_tensors(directory / file.name, counted.tensors, file.metadata)
                 except OSError as caught:
                     error = caught
                 counted.finish()  # the other ranks wait for this one in every gather
             else:
-                _Counted(file.tensors).finish()
+                _Counted(file.tensors, alive).finish()
         if error is not None:
             raise error
         return written
@@ -383,8 +387,8 @@ def _optimizer_name(ranks: Ranks) -> str:
 class _Counted:
     """Tensors of a file that remember which of them were fetched."""
 
-    def __init__(self, tensors: Mapping[str, Later]) -> None:
-        self._left = dict(tensors)
+    def __init__(self, tensors: Mapping[str, Later], alive: Callable[[], None]) -> None:
+        self._left, self._alive = dict(tensors), alive
         self.tensors = {
             name: dataclasses.replace(later, fetch=functools.partial(self._fetch, name, later)) for name, later in tensors.items()
         }
@@ -397,6 +401,7 @@ class _Counted:
 
     def _fetch(self, name: str, later: Later) -> Tensor:
         del self._left[name]
+        self._alive()
         return later.fetch()
 
 

@@ -153,7 +153,7 @@ class Trainer:
         self._optimizer = make_optimizer(
             config.optimizer, module.named_parameters(), seed=config.seed, parts=blocks_of(module.model), ranks=self._ranks
         )
-        self._saver = Saver(self._ranks.saver, mode=config.checkpoint.mode)
+        self._saver = Saver(self._ranks.saver, mode=config.checkpoint.mode, alive=run.alive)
         self._profile = Profile(config.train.profile if self._ranks.main else None, run.path)
         self._peak = peak_flops(self._device, config.train.peak_tflops)
         self._watchdog = Watchdog(self._ranks, config.train.hang_timeout, signs=lambda: sign_of_life(run.path))
