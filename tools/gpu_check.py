@@ -1,4 +1,4 @@
-"""Every gpu test and every benchmark on a machine without Bazel: python3 tools/gpu_check.py [--gpu-only] [pytest arguments]
+"""Every gpu test and every benchmark on a machine without Bazel: python3 tools/gpu_check.py [--list] [--gpu-only] [pytest arguments]
 
 Needs torch, triton, numpy, safetensors, pytest and hypothesis in the interpreter that runs it. First the tests tagged gpu, then the default
 ones, then the benchmarks of libs/*/benchmarks and stages/benchmarks, each in a process of its own and under a time limit. Prints one table
@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).absolute().parents[1]
 # Arguments of those that want some. None: needs what a GPU box has not, and why.
 ARGUMENTS: dict[str, list[str] | None] = {
+    "libs/tokenizer/benchmarks/random_strings.py": None,  # the oracle
     "libs/tokenizer/benchmarks/speed.py": None,  # a corpus
     "libs/tracking/benchmarks/report.py": ["100000"],
     "libs/verify/benchmarks/compare.py": None,  # the oracles
@@ -106,10 +107,16 @@ def document(environment: dict[str, Any], rows: list[dict[str, Any]], skipped: l
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks", help="folder for the .md and gpu_check.json; default: benchmarks")
+    parser.add_argument("--list", action="store_true", help="only tell the gpu tests and the benchmarks that would run; needs no GPU")
     parser.add_argument("--gpu-only", action="store_true", help="only the tests tagged gpu")
     parser.add_argument("--no-benchmarks", action="store_true", help="only the tests")
     parser.add_argument("--limit-s", type=float, default=600, help="seconds for each test run and each benchmark")
     arguments, rest = parser.parse_known_args(argv)
+    if arguments.list:
+        tests("gpu tests", ["-m", "gpu", "--collect-only", *rest], arguments.limit_s)
+        for script, more in benchmarks():
+            print(f"{script}: not run, for want of what it needs" if more is None else f"python3 {' '.join([script, *more])}")
+        return 0
     import torch
 
     if not torch.cuda.is_available():
