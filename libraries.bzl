@@ -16,6 +16,7 @@ LIBRARIES = [
     "optim8bit",
     "rl",
     "rollout",
+    "rollout_protocol",
     "tokenizer",
     "tracking",
     "train",

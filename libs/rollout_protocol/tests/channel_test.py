@@ -1,0 +1,105 @@
+"""Channels, addresses, digests, and samplers that are processes: killed, not started, not listening."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from rollout_protocol_cases import answers, write_weights
+
+import align.rollout_protocol
+from align.rollout_protocol import (
+    FROM_SAMPLER,
+    Cancel,
+    Channel,
+    ChannelClosed,
+    ChannelTimeout,
+    Client,
+    Generate,
+    Launched,
+    Patience,
+    RemoteSampler,
+    RolloutProtocolError,
+    Weights,
+    dial,
+    listen,
+    tokenizer_sha256,
+    weights_sha256,
+)
+
+PROGRAM = Path(__file__).parent / "fake_sampler.py"
+LIBRARY = Path(align.rollout_protocol.__file__).parents[2]
+
+
+@pytest.mark.parametrize("how", ["pipes", "unix"])
+def test_a_process_that_is_killed_in_the_middle_is_started_again(tmp_path, how, capfd):
+    """SIGKILL after 4 of 9 answers; the rest comes from a new process."""
+    weights, told = write_weights(tmp_path / "w"), []
+    address = f"unix:{tmp_path}/s" if how == "unix" else None
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "w"), "--die-after", "4", str(tmp_path / "died")]
+    launched = Launched(
+        command + (["--listen", address] if address else []), address=address, start_s=30,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (LIBRARY, PROGRAM.parent)))},
+    )  # fmt: skip
+    held = Weights(sha256=weights, version=5, path=str(tmp_path / "w"))
+    client = Client(launched, weights=held, patience=Patience(pause_s=0), tell=told.append)
+    prompts = [[number] for number in range(9)]
+    try:
+        samples = RemoteSampler(client, eos_ids=[]).generate(prompts, n=2, max_new_tokens=6, seeds=list(range(9)))
+        asked = [Generate("", weights, [number], 2, 6, 1.0, 1.0, 0, 0.0, [], [], number) for number in range(9)]
+        assert [one.ids for one in samples] == [drawn.ids for request in asked for drawn in answers(weights, request)]
+        assert (tmp_path / "died").exists() and 1 <= len(told) <= 2 and {one.weights_version for one in samples} == {5}
+    finally:
+        client.close()
+        launched.end()
+    assert how == "unix" or "this does not disturb the protocol" in capfd.readouterr().err
+
+
+def test_a_process_that_does_not_start_says_so(tmp_path):
+    with pytest.raises(RolloutProtocolError, match="does not start"):
+        Launched([str(tmp_path / "absent")])()
+    with pytest.raises(ChannelClosed, match="exit code 3 before it listened"):
+        Launched([sys.executable, "-c", "raise SystemExit(3)"], address=f"unix:{tmp_path}/s", start_s=20)()
+    with pytest.raises(ChannelClosed, match="did not listen at"):
+        Launched([sys.executable, "-c", "import time; time.sleep(30)"], address=f"unix:{tmp_path}/s", start_s=0.1)()
+
+
+def test_addresses(tmp_path):
+    listener = listen("tcp:127.0.0.1:0")
+    channel = dial(f"tcp:127.0.0.1:{listener.getsockname()[1]}")
+    with pytest.raises(ChannelTimeout):
+        channel.receive(FROM_SAMPLER, timeout_s=0.01)
+    listener.close()
+    for address, told in (
+        (f"unix:{tmp_path}/absent", "nobody answers"),
+        ("here", "is no address"),
+        (f"unix:{'x' * 101}", "100 bytes"),
+        ("tcp:a", "no address"),
+    ):
+        with pytest.raises(RolloutProtocolError, match=told):
+            dial(address)
+    with pytest.raises(RolloutProtocolError, match="nothing can listen"):
+        listen(f"unix:{tmp_path}/absent/s")
+
+
+def test_a_channel_that_nobody_reads_does_not_wait_for_ever():
+    ours, theirs = socket.socketpair()
+    channel = Channel.of_socket(ours)
+    with pytest.raises(ChannelTimeout, match="nobody took a cancel"):
+        for _ in range(100_000):
+            channel.send(Cancel("x" * 100), timeout_s=0.05)
+    with pytest.raises(ChannelClosed):
+        channel.send(Cancel("x"), timeout_s=1)
+    theirs.close()
+
+
+def test_digests(tmp_path):
+    one = write_weights(tmp_path / "a")
+    assert one == write_weights(tmp_path / "b") != write_weights(tmp_path / "c", b"\0" * 12)
+    assert tokenizer_sha256(tmp_path) == ""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert tokenizer_sha256(tmp_path) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    (tmp_path / "a/model.safetensors").write_bytes(b"no")
+    with pytest.raises(RolloutProtocolError, match="no safetensors file"):
+        weights_sha256(tmp_path / "a")
