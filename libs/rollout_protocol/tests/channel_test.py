@@ -2,7 +2,9 @@
 
 import os
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,27 @@ def test_a_process_that_is_killed_in_the_middle_is_started_again(tmp_path, how, 
         client.close()
         launched.end()
     assert how == "unix" or "this does not disturb the protocol" in capfd.readouterr().err
+
+
+def test_a_sampler_ends_with_its_trainer(tmp_path):
+    """The trainer is killed and can say nothing; its end of the sampler's standard input is closed by that alone."""
+    write_weights(tmp_path / "w")
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "w"), "--listen", f"unix:{tmp_path}/s", "--lifeline"]
+    trainer = (
+        f"import time; from align.rollout_protocol import Launched; launched = Launched({command!r}, address='unix:{tmp_path}/s')\n"
+        "launched(); print(launched.pid, flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (LIBRARY, PROGRAM.parent)))}
+    process = subprocess.Popen([sys.executable, "-c", trainer], stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    sampler = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    end = time.monotonic() + 10
+    while Path(f"/proc/{sampler}/cmdline").exists() and Path(f"/proc/{sampler}/cmdline").read_bytes():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_process_that_does_not_start_says_so(tmp_path):

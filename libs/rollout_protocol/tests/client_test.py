@@ -77,7 +77,8 @@ class Scripted:
                 while act:
                     select.select([], [descriptor], [], 5)
                     act = act[os.write(descriptor, act) :]
-            self._take(channel)
+            while True:
+                channel.receive(FROM_TRAINER, timeout_s=5)
         except (RolloutProtocolError, OSError):
             pass
         finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollout_protocol_cases import FakeEngine
 
-from align.rollout_protocol import Drawn, Server, listen, standard_streams, weights_sha256
+from align.rollout_protocol import Drawn, Server, listen, standard_streams, stop_with_parent, weights_sha256
 
 
 class Mortal(FakeEngine):
@@ -31,12 +31,15 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--listen")
     parser.add_argument("--die-after", nargs=2)
+    parser.add_argument("--lifeline", action="store_true")
     arguments = parser.parse_args()
     weights = weights_sha256(arguments.directory)
     engine = FakeEngine(weights)
     if arguments.die_after:
         engine = Mortal(weights, int(arguments.die_after[0]), Path(arguments.die_after[1]))
     server = Server(engine)
+    if arguments.lifeline:
+        stop_with_parent(server)
     if arguments.listen:
         server.accept(listen(arguments.listen))
         server.run()

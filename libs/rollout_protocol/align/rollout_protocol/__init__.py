@@ -33,7 +33,7 @@ from align.rollout_protocol._messages import (
     encode,
 )
 from align.rollout_protocol._process import Launched
-from align.rollout_protocol._server import Engine, Server, standard_streams
+from align.rollout_protocol._server import Engine, Server, standard_streams, stop_with_parent
 
 __all__ = [
     "ERROR_CODES",
@@ -74,6 +74,7 @@ __all__ = [
     "encode",
     "listen",
     "standard_streams",
+    "stop_with_parent",
     "tokenizer_sha256",
     "weights_sha256",
 ]

@@ -66,10 +66,12 @@ class Client:
 
     def __init__(
         self, connect: Callable[[], Channel], *, weights: Weights, tokenizer: str = "", patience: Patience | None = None,
-        tell: Callable[[str], None] = lambda text: None,
+        tell: Callable[[str], None] = lambda text: None, heard: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """connect: `Launched`, or a call of `dial`. tokenizer: `tokenizer_sha256`; "" for any. tell: is given a line when one is lost."""
-        self._connect, self._tokenizer, self._patience, self._tell = connect, tokenizer, patience or Patience(), tell
+        """connect: `Launched`, or a call of `dial`. tokenizer: `tokenizer_sha256`; "" for any. tell: is given a line when one is lost.
+        heard: called with every message while samples are made.
+        """
+        self._connect, self._tokenizer, self._patience, self._tell, self._heard = connect, tokenizer, patience or Patience(), tell, heard
         self.weights = weights
         self.server, self.features = "", frozenset[str]()
         """The name and the abilities of the sampler that was last met."""
@@ -191,6 +193,7 @@ class Client:
                 channel.send(request, timeout_s=self._patience.silence_s)
             while waiting:
                 answer = channel.receive((Samples, Alive, Error), timeout_s=self._patience.silence_s)
+                self._heard()
                 if isinstance(answer, Error):
                     raise SamplerRefused(f"{self.server} refused a request: {answer.message}", answer.code)
                 if isinstance(answer, Samples) and answer.id not in found:

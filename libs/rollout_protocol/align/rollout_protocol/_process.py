@@ -15,7 +15,8 @@ _STEP_S = 0.05
 class Launched:
     """Starts a sampler and connects to it, again and again if it must: calling this ends the process before, if it still runs.
 
-    With an address the process listens there; without, it speaks over its standard input and output. Its standard error is the caller's.
+    With an address the process listens there; without, it speaks over its standard input and output. Its standard error is the caller's,
+    and its standard input ends when the caller does, so that it can end too (`stop_with_parent`).
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Launched:
         self.end()
         own = subprocess.PIPE if self._address is None else None
         try:
-            self._process = process = subprocess.Popen(self._command, stdin=own or subprocess.DEVNULL, stdout=own, env=self._env)
+            self._process = process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=own, env=self._env)
         except OSError as error:
             raise RolloutProtocolError(f"the sampler {self._command[0]} does not start: {error.strerror}") from None
         if self._address is None:
@@ -53,6 +54,11 @@ class Launched:
                     self.end()
                     raise ChannelClosed(f"the sampler did not listen at {self._address} within {self._start_s:g} s") from None
                 time.sleep(_STEP_S)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while one runs."""
+        return self._process.pid if self._process is not None else None
 
     def end(self) -> None:
         """Ends the process; it has no state that is worth saving."""

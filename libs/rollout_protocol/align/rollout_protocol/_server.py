@@ -241,6 +241,21 @@ class Server:
                 self._engine.abort(key)
 
 
+def stop_with_parent(server: Server, *, grace_s: float = 5.0) -> None:
+    """Ends this process when its standard input ends, as it does with the process that holds the other end (`Launched`), however that one
+    ends. grace_s: seconds for `run` to return, after which the process is ended all the same.
+    """
+
+    def wait() -> None:
+        while os.read(0, 1 << 10):
+            pass
+        server.stop()
+        time.sleep(grace_s)
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def standard_streams(*, limit: int = MAX_LINE) -> Channel:
     """This process's standard input and output as a channel; whatever else prints goes to standard error from now on."""
     reader, writer = os.dup(0), os.dup(1)
