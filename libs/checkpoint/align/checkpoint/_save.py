@@ -135,7 +135,7 @@ class Saver:
         fallback_tokenizer: str | os.PathLike[str] | None = None,
         adapter: Adapter | None = None,
     ) -> Path:
-        """As the function `save`. Returns the path, which in mode "snapshot" is there after `wait` only.
+        """As the function `save`, any shapes and dtypes. Returns the path, which in mode "snapshot" is there after `wait` only.
 
         Raises:
             CheckpointError: also of the save before, when its thread failed.

@@ -52,7 +52,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def write_items(path: str | Path, items: Iterable[Item]) -> None:
-    """Writes a result file: one JSON object a line. It appears whole or not at all."""
+    """Writes a result file: one JSON object a line. It appears whole or not at all. Raises EvalError where it cannot be written."""
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:

@@ -23,7 +23,10 @@ class Host:
 def read_host(
     folder: str | Path, *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"), sys_block: Path = Path("/sys/dev/block")
 ) -> Host:
-    """Reads the machine's state; `folder` need not exist yet, its nearest existing parent's disk counts."""
+    """Reads the machine's state; `folder` need not exist yet, its nearest existing parent's disk counts.
+
+    What this machine does not tell is None. Raises OSError where that disk cannot be asked for its free space.
+    """
     memory = _memory(proc / "meminfo")
     available, total = memory["MemAvailable"], memory["MemTotal"]
     limit, used = _integer(cgroup / "memory.max"), _integer(cgroup / "memory.current")

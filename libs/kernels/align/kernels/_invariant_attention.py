@@ -46,7 +46,10 @@ def invariant_decode(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """`decode_attention` in the tiles and the order of `invariant_attention`: no split, so slower for few rows. Arguments as there."""
+    """`decode_attention` in the tiles and the order of `invariant_attention`: no split, so slower for few rows.
+
+    Shapes, dtypes and errors of the arguments are those of `decode_attention`.
+    """
     from align.kernels import _decode_attention
 
     _decode_attention._check(q, k_cache, v_cache, lengths, page_table)

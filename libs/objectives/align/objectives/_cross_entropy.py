@@ -20,8 +20,8 @@ CHUNK_ELEMENTS = 2**26  # fp32 logits of one chunk: 256 MiB
 def sft_loss(hidden: Tensor, weight: Tensor, targets: Tensor, loss_mask: Tensor, *, chunk: int | None = None) -> Tensor:
     """The summed negative log-likelihood of the trained tokens; divide it by `normalise`.
 
-    `targets` and `loss_mask` are already shifted: position t of `hidden` predicts `targets[t]`, and is trained where `loss_mask[t]`.
-    Shapes, dtypes and errors are those of `chunked_cross_entropy`, with the mask required.
+    `targets` and `loss_mask` (both (B, T) beside `hidden` (B, T, D)) are already shifted: position t of `hidden` predicts `targets[t]`, and
+    is trained where `loss_mask[t]`. Dtypes and errors are those of `chunked_cross_entropy`, with the mask required.
     """
     return chunked_cross_entropy(hidden, weight, targets, loss_mask, chunk=chunk)
 

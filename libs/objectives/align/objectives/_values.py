@@ -41,7 +41,10 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float = 1.0, la
 
 
 def whiten(x: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """x with mean 0 and variance 1 (of n) over the masked-in entries of the whole tensor; 0 where masked, or where there is no spread."""
+    """x with mean 0 and variance 1 (of n) over the masked-in entries of the whole tensor; 0 where masked, or where there is no spread.
+
+    x, mask and result have one shape, any; the dtype is that of x.
+    """
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
     count = mask.sum().clamp(min=1)
     kept = torch.where(mask, x, zero)

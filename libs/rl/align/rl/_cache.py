@@ -6,16 +6,17 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from align.rl._errors import RlError
+from align.rollout_protocol import RolloutProtocolError
+from align.rollout_protocol import weights_sha256 as directory_sha256
 
 FORMAT = 1
 _MAGIC = b"align reference cache\n"
-_CHUNK = 1 << 23
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,46 +43,15 @@ class ReferenceCache:
 
 
 def weights_sha256(directory: str | os.PathLike[str]) -> str:
-    """sha256 over names, dtypes, shapes and bytes of all tensors of a model directory, in the order of their names: the same however the
-    weights are cut into files. A chunk is in memory at a time.
+    """`align.rollout_protocol.weights_sha256`: of names, dtypes, shapes and bytes of all tensors of a model directory.
 
     Raises:
         RlError: no *.safetensors there, or a file that is none.
     """
-    files = sorted(Path(directory).glob("*.safetensors"))
-    files = [path for path in files if not path.name.startswith(("optimizer", "trainer", "adapter", "value"))]
-    if not files:
-        raise RlError(f"{directory} has no *.safetensors, so no weights to take the digest of")
-    places = sorted((name, path, entry, start) for path in files for name, entry, start in _tensors(path))
-    digest = hashlib.sha256()
-    for name, path, entry, start in places:
-        digest.update(json.dumps([name, entry["dtype"], entry["shape"]]).encode() + b"\n")
-        begin, end = entry["data_offsets"]
-        with path.open("rb") as file:
-            file.seek(start + begin)
-            left = end - begin
-            while left:
-                chunk = file.read(min(left, _CHUNK))
-                if not chunk:
-                    raise RlError(f"{path} ends before {name} does; fetch the file again")
-                digest.update(chunk)
-                left -= len(chunk)
-    return digest.hexdigest()
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """(name, entry, where the data begin) of a safetensors file: 8 bytes of length, a JSON header, the data."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if not 2 <= size <= min(100 << 20, path.stat().st_size):
-            raise RlError(f"{path} is no safetensors file: its header would have {size} bytes")
-        try:
-            header: dict[str, Any] = json.loads(file.read(size))
-        except ValueError as error:
-            raise RlError(f"{path} is no safetensors file: {error}") from None
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield name, entry, 8 + size
+    try:
+        return directory_sha256(directory)
+    except RolloutProtocolError as error:
+        raise RlError(str(error)) from None
 
 
 def write_cache(path: str | os.PathLike[str], cache: ReferenceCache) -> None:

@@ -25,6 +25,9 @@ class RolloutConfig:
     max_new_tokens: Annotated[int, "longest answer"] = 64
     temperature: Annotated[float, "of the sampling; the trainer's log-probabilities are taken at the same"] = 1.0
     batch: Annotated[int, "answers sampled at once"] = 256
+    sampler: Annotated[
+        Literal["native", "vllm"], "who samples: this process, or one of its own that speaks the rollout protocol (section vllm)"
+    ] = "native"
     inner_steps: Annotated[int, "optimizer steps on the same answers"] = 1
     dead_retries: Annotated[int, "rounds of fresh prompts that a step may draw in place of groups whose rewards are all equal"] = 1
     mask_dead_groups: Annotated[
@@ -187,6 +190,7 @@ class RolloutSource:
     def _collect(self) -> None:
         """Samples and judges until there are enough groups with a signal, or the retries are used up."""
         config, wanted = self._config, self._global_batch // self._config.group
+        self._sampler.weights_version = self._steps
         live: list[list[Rollout]] = []
         dead: list[list[Rollout]] = []
         first: list[list[Rollout]] = []
@@ -229,6 +233,12 @@ class RolloutSource:
             seeds=[seeds[at] for at in mine],
         )
         self._alive()
+        for sample in found:
+            if sample.weights_version != self._steps:
+                raise RlError(
+                    f"the sampler answered from its weights of step {sample.weights_version}, the model is at step {self._steps}; "
+                    "it did not take the new ones"
+                )
         rows = [indices[at] for at in mine for _ in range(config.group)]
         texts = [self._tokenizer.decode(sample.ids, skip_special=True) for sample in found]
         scored = self._reward.score([self._rows[row] for row in rows], texts)

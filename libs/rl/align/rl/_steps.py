@@ -176,7 +176,8 @@ class StepScorer(nn.Module):
             self.weight = nn.Parameter(torch.zeros(model.config.hidden_size, device=model.output_weight.device))
             self.bias = nn.Parameter(torch.zeros((), device=model.output_weight.device))
 
-    def forward(self, hidden: Tensor) -> Tensor:  # (..., D) -> (...)
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Log-odds (...) of hidden states (..., D)."""
         if self.labels is not None:
             return label_logits(hidden, self._model[0].output_weight, *self.labels)
         return hidden.float() @ self.weight + self.bias

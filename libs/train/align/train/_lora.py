@@ -123,7 +123,7 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copies PEFT's tensors into the model's adapter.
+    """Copies PEFT's tensors into the model's adapter: lora_A (rank, inputs) and lora_B (outputs, rank) of each layer, by PEFT's names.
 
     Raises:
         TrainError: the adapter is of other layers or another rank.

@@ -29,7 +29,8 @@ OPTIMIZER_STATE = "optimizer.state"  # allow-change of it goes on with a fresh o
 def identity(config: Any, module: TrainModule, data_digest: str, tokenizer_files: str | os.PathLike[str] | None) -> dict[str, Any]:
     """JSON: every field of the configuration by its dotted name, and under `data`, `tokenizer` and `model.config` what they name.
 
-    With an adapter also `model.base`, a digest of the frozen weights. Call it before the model is sharded.
+    With an adapter also `model.base`, a digest of the frozen weights. Call it before the model is sharded. Raises TrainError where
+    tokenizer.json cannot be read.
     """
     model: Any = module.model
     document = {
