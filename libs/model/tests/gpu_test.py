@@ -5,7 +5,7 @@ import requires
 import torch
 from model_cases import CASES, build, input_ids
 
-from align.model import Decoder, ModelError, Stepper, init, load, save
+from align.model import Decoder, ModelError, Stepper, init, lay_side_by_side, load, save
 
 pytestmark = pytest.mark.gpu
 WINDOWED = "mistral_window"
@@ -21,9 +21,12 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.detach().cpu().float() - b.detach().cpu().float()).abs().max())
 
 
+@pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_forward_and_gradients_equal_the_cpu(name):
+def test_forward_and_gradients_equal_the_cpu(name, joint):
     on_cpu, on_gpu, ids = build(name), build(name).cuda(), input_ids(name)
+    if joint:
+        lay_side_by_side(on_gpu)
     ends = torch.tensor([0, 13, 14, 52, 80, 80], dtype=torch.int32)
     upstream = torch.linspace(-1, 1, on_cpu.config.hidden_size)
     for arguments in ({}, {"cu_seqlens": ends}):

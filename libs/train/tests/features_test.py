@@ -69,6 +69,11 @@ def test_compiled_blocks_compute_the_same(tmp_path, monkeypatch):
     assert state_of(trainer.fit())["model.safetensors"] == state_of(plain)["model.safetensors"]
 
 
+def test_kernels_can_be_turned_off(tmp_path):
+    """They run on a GPU only; what the blocks compute with them is fused_test.py's in libs/model."""
+    assert [made(tmp_path / str(on), train__kernels=on)[2].model.fused for on in (True, False)] == [True, False]
+
+
 # Adapters.
 
 

@@ -50,7 +50,7 @@ class RunShape:
     accumulation: int = 1
     weight_bytes: int = 2  # of weights, gradients and activations alike
     checkpointing: Literal["none", "selective", "full"] = "none"  # selective: every second block, not the last
-    compiled: bool = False  # blocks through torch.compile on a GPU, which keeps the gate but not its SiLU
+    compiled: bool = False  # blocks by align.kernels or through torch.compile on a GPU: the gate is kept but not its SiLU
     in_backward: bool = False  # each block is stepped in the backward, and its gradients freed
     forward_impl: str = "sdpa_causal"
     padding: float = 1.0  # cpu_per_document: padded positions for each token when every document has a row of its own

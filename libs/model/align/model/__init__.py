@@ -6,6 +6,7 @@ from align.model._config import ModelConfig
 from align.model._decoder import Decoder, init
 from align.model._directory import load, load_config, save
 from align.model._errors import ModelError
+from align.model._fused import lay_side_by_side
 from align.model._gguf_convert import convert_gguf
 from align.model._gguf_export import export_gguf
 from align.model._step import Stepper
@@ -20,6 +21,7 @@ __all__ = [
     "convert_gguf",
     "export_gguf",
     "init",
+    "lay_side_by_side",
     "load",
     "load_config",
     "pick_forward_impl",

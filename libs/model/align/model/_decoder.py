@@ -1,12 +1,13 @@
 """The decoder: one class for Mistral, Llama, SmolLM2, Qwen2 and Qwen3, with the parameter names of their HF checkpoints."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from align.model import _fused
 from align.model._attention import Context, attend, context_for
 from align.model._cache import KVCache
 from align.model._config import ModelConfig
@@ -86,7 +87,9 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, context: Context) -> Tensor:  # (B, T, D)
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, context: Context, fused: Any = None) -> Any:  # (B, T, D)
+        if fused is not None:  # here, and not as a module of its own, so that what wraps a block (FSDP, compilation) wraps both ways
+            return _fused.block(self, hidden, cos, sin, context, fused)
         mixed: Tensor = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, context)
         return mixed.add(self.mlp(self.post_attention_layernorm(mixed)))
 
@@ -124,6 +127,8 @@ class Decoder(nn.Module):
 
     # Whose activations the backward computes again: no block's, every second block's, every block's. Same bits, less memory, more time.
     checkpointing: Literal["none", "selective", "full"] = "none"
+    # Whether a forward without a cache runs align.kernels' operations where they are kernels: on a GPU. The plain blocks' values to rounding.
+    fused: bool = True
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -173,6 +178,8 @@ class Decoder(nn.Module):
         )  # fmt: skip
         self._check_length(input_ids.shape[1], context, max_seqlen)
         hidden: Tensor = self.model.embed_tokens(input_ids)
+        if cache is None and _fused.wanted(self, hidden):
+            return _fused.hidden_states(self, hidden, positions, context)
         cos, sin = self._angles(positions, input_ids.shape[1], hidden)
         for number, layer in enumerate(self.model.layers):
             if self._recomputes(number):
@@ -182,6 +189,13 @@ class Decoder(nn.Module):
                 hidden = layer(hidden, cos, sin, context)
         normed: Tensor = self.model.norm(hidden)
         return normed
+
+    def rope_tables(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of positions 0 .. length - 1, each (length, Dh / 2) fp32 on the model's device, scaling included."""
+        self._frequencies = self._frequencies.to(self.output_weight.device)
+        positions = torch.arange(length, device=self._frequencies.device, dtype=torch.float32)
+        angle = positions[:, None] * self._frequencies
+        return angle.cos() * self._rope_factor, angle.sin() * self._rope_factor
 
     @property
     def blocks(self) -> list[Block]:

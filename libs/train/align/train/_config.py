@@ -23,6 +23,9 @@ class TrainConfig:
         Literal["none", "selective", "full"],
         "activations that the backward computes again instead of keeping them: of no block, of every second, of every block",
     ] = "none"
+    kernels: Annotated[
+        bool, "on a GPU: norms, rotation and activation by align.kernels, one product for weights that read the same input; false: torch's"
+    ] = True
     compile: Annotated[bool, "compile each block with torch.compile; the first step takes longer"] = False
     deterministic: Annotated[bool, "only kernels that give the same bits every time; slower on a GPU, a CPU always does"] = False
     reduce_dtype: Annotated[

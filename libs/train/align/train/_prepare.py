@@ -7,7 +7,7 @@ import os
 import torch
 from torch import nn
 
-from align.model import Decoder
+from align.model import Decoder, lay_side_by_side
 from align.train._config import TrainConfig, TrainerConfig
 from align.train._lora import add_lora, lora_layers, lora_parameters, merged_weights
 from align.train._ranks import Ranks
@@ -30,6 +30,9 @@ def prepare(model: nn.Module, config: TrainerConfig, ranks: Ranks) -> None:
     for module in model.modules():
         if isinstance(module, Decoder):
             module.checkpointing = config.train.checkpointing
+            module.fused = config.train.kernels
+            if module.fused and ranks.world == 1 and module.output_weight.is_cuda:  # a shard has nothing to lay beside it
+                lay_side_by_side(module)
     if config.train.compile:
         for block in blocks:  # the forward alone: the hooks of sharding and recomputation stay outside
             block.forward = torch.compile(block.forward, backend=COMPILER)
