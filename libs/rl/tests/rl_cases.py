@@ -36,6 +36,7 @@ class Said:
     ids: list
     logprobs: list
     truncated: bool
+    weights_version: int
 
 
 class Scripted:
@@ -52,5 +53,5 @@ class Scripted:
             self.asked.append((list(prompt), seed))
             for j in range(n):
                 ids, truncated = self.answer(list(prompt), seed, j)
-                out.append(Said(list(prompt), ids, [-0.5] * len(ids), truncated))
+                out.append(Said(list(prompt), ids, [-0.5] * len(ids), truncated, self.weights_version))
         return out

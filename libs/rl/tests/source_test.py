@@ -131,6 +131,22 @@ def test_dead_is_judged_by_the_raw_reward_and_the_penalty_by_length():
     assert credit.shaped[-1] == [0.0, 0.0, -0.5, -1.0] * 2
 
 
+def test_every_sample_is_of_the_weights_of_its_step():
+    made, sampler, _ = source(dead_retries=0)
+    for step in range(2):
+        made.next_step()
+        assert sampler.weights_version == step
+    answered = sampler.generate
+
+    def behind(*args, **more):
+        sampler.weights_version -= 1
+        return answered(*args, **more)
+
+    sampler.generate = behind
+    with pytest.raises(RlError, match="weights of step 1, the model is at step 2"):
+        made.next_step()
+
+
 def test_overlong_answers_can_be_left_out():
     """R079: out of the mask means out of the count."""
     made, _, _ = source(answer=lambda prompt, seed, j: ([5 + j] * (5 if j == 0 else 2), j == 0), overlong="mask", dead_retries=0)
