@@ -125,7 +125,9 @@ class WholeSampler:
 
     def generate(self, prompts_ids: Sequence[Sequence[int]], **options: Any) -> list[Sample]:
         """As NativeSampler.generate; all ranks call it together."""
-        return NativeSampler(whole(self._model), eos_ids=self._eos_ids, max_batch=self._max_batch).generate(prompts_ids, **options)
+        sampler = NativeSampler(whole(self._model), eos_ids=self._eos_ids, max_batch=self._max_batch)
+        sampler.weights_version = self.weights_version
+        return sampler.generate(prompts_ids, **options)
 
 
 @contextmanager
