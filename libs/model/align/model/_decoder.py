@@ -127,7 +127,7 @@ class Decoder(nn.Module):
 
     # Whose activations the backward computes again: no block's, every second block's, every block's. Same bits, less memory, more time.
     checkpointing: Literal["none", "selective", "full"] = "none"
-    # Whether a forward without a cache runs align.kernels' operations where they are kernels: on a GPU. The plain blocks' values to rounding.
+    # Whether a forward without a cache runs align.kernels where these are kernels, on a GPU; equal to the plain ones to rounding.
     fused: bool = True
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:

@@ -1,4 +1,4 @@
-"""Blocks on a GPU: align.kernels' operations, one pass over memory where torch makes several, and one product for weights that lie side by side.
+"""Blocks on a GPU: align.kernels' operations, one pass over memory where torch makes several; one product for weights that are neighbours.
 
 The same function as the plain blocks' to rounding (norm, rotation and activation are rounded once, the tables of the rotation not at all).
 """
@@ -84,7 +84,7 @@ def _queries_keys_values(self: Any, x: Tensor, cos: Tensor, sin: Tensor, fused: 
         heads, kv_heads = (linear.weight.shape[0] // dim for linear in (self.q_proj, self.k_proj))
         if self.q_norm is None:
             return kernels.rope_qkv(qkv, cos, sin, fused.rows, heads=heads, kv_heads=kv_heads)
-        q, k, v = qkv.unflatten(-1, (-1, dim)).split_with_sizes((heads, kv_heads, kv_heads), -2)
+        q, k, v = qkv.view(*qkv.shape[:-1], -1, dim).split_with_sizes((heads, kv_heads, kv_heads), -2)
     else:
         q, k, v = (linear(x).unflatten(-1, (-1, dim)) for linear in (self.q_proj, self.k_proj, self.v_proj))
     if self.q_norm is not None:
@@ -128,17 +128,17 @@ def _tables(self: Decoder, hidden: Tensor, positions: Tensor | None) -> tuple[Te
     return angle.cos() * self._rope_factor, angle.sin() * self._rope_factor, rows
 
 
-def projections(layer: Block) -> tuple[list[nn.Module], list[nn.Module]]:
+def projections(layer: Any) -> tuple[list[Any], list[Any]]:
     """The linear layers of a block that read the same input."""
     attention, mlp = layer.self_attn, layer.mlp
     return [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]
 
 
-def neighbours(linears: Sequence[nn.Module]) -> Tensor | None:
+def neighbours(linears: Sequence[Any]) -> Tensor | None:
     """One tensor whose rows are those of the layers' weights, if these lie one after another in one storage; else, or with biases, None."""
     if not all(_plain(linear) for linear in linears):
         return None
-    weights = [linear.weight for linear in linears]
+    weights: list[Tensor] = [linear.weight for linear in linears]
     first, end = weights[0], weights[0].storage_offset()
     memory = first.untyped_storage().data_ptr()
     for weight in weights:
@@ -149,7 +149,7 @@ def neighbours(linears: Sequence[nn.Module]) -> Tensor | None:
     return first.detach().as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
 
 
-def _plain(linear: nn.Module) -> bool:
+def _plain(linear: Any) -> bool:
     """Whether it is a linear layer without bias, whole on this device: no adapter, no shard."""
     return isinstance(linear, nn.Linear) and linear.bias is None and not hasattr(linear.weight, "to_local")
 
