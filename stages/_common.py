@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,10 +11,11 @@ import torch
 from _entry import find as find
 from _entry import run_stage as run_stage
 from _entry import say as say
+from _life import LivingSampler
 
 from align.config import ConfigError, Invocation, caller_path, workspace_root
 from align.data import Encoded, arithmetic_rows, bundled_rows, eval_batches, read_rows
-from align.evals import EvalResult, accuracy
+from align.evals import Estimate, EvalResult, accuracy
 from align.guard import Projection, Refused, RunShape, preflight, project, read_host
 from align.model import Decoder, ModelConfig, init, load
 from align.rollout import NativeSampler
@@ -184,7 +185,7 @@ def run_shape(config: TrainerConfig) -> dict[str, Any]:
         "micro_batch": train.micro_batch,
         "accumulation": max(train.global_batch // (train.micro_batch * ranks * config.launch.nnodes), 1),
         "checkpointing": train.checkpointing,
-        "compiled": train.compile,
+        "compiled": train.compile or train.kernels,
         "per_rank_optimizer_state": train.per_rank_optimizer_state,
         "save_mode": config.checkpoint.mode,
         "snapshot_weights": True,
@@ -238,14 +239,16 @@ def judged_rows(section: JudgeSection, *, chat: bool, system: str | None) -> lis
     return [{**row, "messages": [*opening, {"role": "user", "content": row["prompt"]}]} for row in rows]
 
 
-def judge(model: Decoder, tokenizer: Tokenizer, rows: Sequence[dict[str, Any]], section: JudgeSection, *, seed: int,
-          progress: Callable[[int, int], None] | None = None, **resumed: Any) -> EvalResult:  # fmt: skip
+def judge(
+    model: Decoder, tokenizer: Tokenizer, rows: Sequence[dict[str, Any]], section: JudgeSection, *, seed: int,
+    alive: Callable[[], None] = lambda: None, progress: Callable[[int, int], None] | None = None, **more: Any,
+) -> EvalResult:  # fmt: skip
     """Samples an answer (or several) to each row and has align.verify judge them; `by_group` counts by a row's level, where it has one.
 
-    `resumed`: done and keep of `align.evals.accuracy`.
+    alive: called with every token. `more`: done, keep and judge of `align.evals.accuracy`.
     """
     eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
-    sampler = NativeSampler(model, eos_ids=eos, max_batch=section.batch)
+    sampler = LivingSampler(NativeSampler(model, eos_ids=eos, max_batch=section.batch), alive)
     return accuracy(
         sampler,
         tokenizer,
@@ -256,11 +259,30 @@ def judge(model: Decoder, tokenizer: Tokenizer, rows: Sequence[dict[str, Any]], 
         seed=seed,
         mode="marked",
         progress=progress,
-        **resumed,
+        **more,
     )
 
 
 def accuracies(judged: EvalResult) -> dict[str, float]:
-    """The groups' accuracies as accuracy_1, accuracy_2, …, or one `accuracy` where the rows have no groups."""
-    groups = {f"accuracy_{name}": value for name, value in judged.by_group.items()}
-    return groups or {"accuracy": judged.accuracy}
+    """The groups' accuracies as accuracy_1, accuracy_2, …, or one `accuracy` where the rows have no groups; with their intervals."""
+    return with_intervals({f"accuracy_{name}": value for name, value in judged.group_intervals.items()} or {"accuracy": judged.interval})
+
+
+def with_intervals(estimates: Mapping[str, Estimate]) -> dict[str, float]:
+    """Each as three numbers, x, x_low and x_high, as align.tracking and the report know an interval."""
+    return {
+        f"{name}{end}": number
+        for name, value in estimates.items()
+        for end, number in (("", value.value), ("_low", value.low), ("_high", value.high))
+    }
+
+
+def changes(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    """The table of numbers before and after, a line each; intervals stand behind their number."""
+    lines = []
+    for name in after:
+        if name.endswith(("_low", "_high")) and name.rpartition("_")[0] in after:
+            continue
+        interval = f"   [{after[f'{name}_low']:.3f}, {after[f'{name}_high']:.3f}]" if f"{name}_low" in after else ""
+        lines.append(f"  {name:<22} {before.get(name, float('nan')):8.3f}  ->  {after[name]:8.3f}{interval}")
+    return lines

@@ -46,7 +46,7 @@ def run_stage(name: str, config_class: type[T], stage: Callable[[Invocation[T]],
     """Reads the command line, runs the stage, and turns a user's mistake into one line and an exit code (CONTRIBUTING.md lists them)."""
     keep_freed_memory()
     try:
-        return stage(parse_cli(config_class, argv, prog=name, description=description))
+        return stage(parse_cli(config_class, argv, prog=f"./bazelw run //stages:{name} --", description=description))
     except Exception as error:
         code = getattr(error, "exit_code", None)
         if code is None and isinstance(error, OSError) and error.filename is not None:

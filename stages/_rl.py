@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from _common import (
     ModelSection,
     accuracies,
     build_model,
+    changes,
     check_fit,
     check_vocabulary,
     find,
@@ -28,14 +29,16 @@ from _common import (
     run_directory,
     run_shape,
     say,
+    with_intervals,
 )
+from _life import Life, LivingSampler, awaited, show_forwards
 
 from align.checkpoint import load
 from align.config import ConfigError, Invocation, dumps
 from align.evals import EvalResult, Item
 from align.guard import Projection, Refused
 from align.model import Decoder, ModelConfig, load_config
-from align.rl import CollapseTripwire, WatchedRun, forward_of, frozen
+from align.rl import CollapseTripwire, Reward, Scored, WatchedRun, forward_of, frozen
 from align.rollout import NativeSampler, Sample
 from align.tokenizer import Tokenizer
 from align.tracking import Progress, environment, read_history
@@ -84,6 +87,7 @@ class Loaded:
     device: torch.device
     run_dir: Path
     ranks: Ranks
+    alive: Life = field(default_factory=Life)  # of the run, also for the long phases of a step
 
     @property
     def eos_ids(self) -> list[int]:
@@ -120,14 +124,30 @@ class WholeSampler:
 
     weights_version = 0
 
-    def __init__(self, model: Decoder, *, eos_ids: Sequence[int], max_batch: int) -> None:
-        self._model, self._eos_ids, self._max_batch = model, eos_ids, max_batch
+    def __init__(
+        self, model: Decoder, *, eos_ids: Sequence[int], max_batch: int, alive: Callable[[], None] = lambda: None
+    ) -> None:  # fmt: skip
+        """alive: called with every token."""
+        self._model, self._eos_ids, self._max_batch, self._alive = model, eos_ids, max_batch, alive
 
     def generate(self, prompts_ids: Sequence[Sequence[int]], **options: Any) -> list[Sample]:
         """As NativeSampler.generate; all ranks call it together."""
         sampler = NativeSampler(whole(self._model), eos_ids=self._eos_ids, max_batch=self._max_batch)
         sampler.weights_version = self.weights_version
-        return sampler.generate(prompts_ids, **options)
+        return LivingSampler(sampler, self._alive).generate(prompts_ids, **options)
+
+
+class Awaited:
+    """A reward (`align.rl.Reward`) that shows life while it judges."""
+
+    def __init__(self, reward: Reward, alive: Callable[[], None]) -> None:
+        self._reward, self._alive = reward, alive
+
+    def score(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> list[Scored]:
+        return awaited(lambda: self._reward.score(rows, completions), self._alive)
+
+    def close(self) -> None:
+        self._reward.close()
 
 
 @contextmanager
@@ -148,7 +168,9 @@ def reference_of(config: Any, loaded: Loaded, model: Decoder) -> Callable[[], Ab
     """The model that training starts from: the base under an adapter, else a frozen copy."""
     if config.lora.rank:
         return lambda: adapter_off(model)
-    return frozen(build_model(config.model, loaded.directory, loaded.config, config.seed, loaded.device))
+    reference = build_model(config.model, loaded.directory, loaded.config, config.seed, loaded.device)
+    show_forwards(loaded.alive, reference)
+    return frozen(reference)
 
 
 def preflight(config: Any, loaded: Loaded, *, length: int, rows: int, trained_share: float) -> Projection:
@@ -205,8 +227,7 @@ class Evaluation:
         if not self._problems:
             return numbers
         sampled = self._judge(self._section)
-        low, high = sampled.interval.low, sampled.interval.high
-        numbers |= {"sampled_accuracy": sampled.accuracy, "sampled_accuracy_low": low, "sampled_accuracy_high": high}
+        numbers |= with_intervals({"sampled_accuracy": sampled.interval})
         numbers |= {"answer_tokens": sampled.mean_tokens, "truncated": sampled.truncated}
         if self._section.greedy and step in (0, self._last):
             numbers |= accuracies(self._judge(replace(self._section, temperature=0.0, samples=1)))
@@ -223,18 +244,8 @@ class Evaluation:
             self._problems,
             section,
             seed=self._seed,
-            progress=self._lives,
+            alive=self.run.alive if self.run is not None else lambda: None,
         )
-
-    def _lives(self, done: int, total: int) -> None:
-        if self.run is not None:
-            self.run.alive()
-
-
-def each(calls: Iterable[Callable[[], None]]) -> None:
-    """Calls each."""
-    for call in calls:
-        call()
 
 
 @dataclass(kw_only=True)
@@ -254,7 +265,6 @@ class TrainingRun:
     fields: dict[str, Any] = field(default_factory=dict)  # of stage_result.json
     next_command: Callable[[Path | None], str] | None = None
     keep: dict[str, str] = field(default_factory=dict)  # files of the run directory: name to text
-    alive: list[Callable[[], None]] = field(default_factory=list)  # filled here: what shows life in the long phases of a step
 
     def run(self) -> int:
         call, config = self.call, self.call.config
@@ -279,7 +289,8 @@ class TrainingRun:
         )
         assert isinstance(run, WatchedRun)
         run.tripwire, run.complete, self.evaluation.run = self.tripwire, self.complete, run
-        self.alive.append(run.alive)
+        self.loaded.alive.run = run
+        show_forwards(run.alive, self.module.model)
         for name, text in self.keep.items() if ranks.main else []:
             (run.path / name).write_text(text, encoding="utf-8")
         parameters = sum(parameter.numel() for parameter in self.module.model.parameters())
@@ -359,8 +370,8 @@ class TrainingRun:
 
     def _report(self, run: WatchedRun, before: dict[str, float], after: dict[str, float], then: str) -> None:
         say("")
-        for name in after:
-            say(f"  {name:<22} {before.get(name, float('nan')):8.3f}  ->  {after[name]:8.3f}")
+        for line in changes(before, after):
+            say(line)
         for item in self.evaluation.samples:
             say(f"\n  {item.prompt}\n  -> {item.output}   [{'right' if item.correct else f'wrong ({item.reason}), wanted {item.gold}'}]")
         for alarm in self.tripwire.alarms if self.tripwire else []:

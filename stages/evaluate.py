@@ -9,7 +9,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,15 +29,21 @@ from _common import (
     pick_device,
     run_stage,
     say,
+    with_intervals,
 )
+from _life import awaited, show_forwards
 
 from align.config import ConfigError, Invocation, caller_path, dumps, load, workspace_root
-from align.evals import EvalError, EvalResult, Item, choice_accuracy, choice_rows, compare, read_items, write_items
+from align.data import lean_rows
+from align.evals import EvalError, EvalResult, Item, Judge, Judgement, choice_accuracy, choice_rows, compare, read_items, write_items
 from align.model import Decoder, load_config
 from align.objectives import sequence_logprobs
+from align.rl import LeanReward
 from align.tokenizer import Tokenizer
 from align.tracking import Progress, RunDir, environment
 
+LEAN = "lean:"
+LEAN_AT_ONCE = 32  # statements between what is kept: proofs take seconds each
 MAY_CHANGE = ("run_dir", "threads", "show", "eval.batch", "model.path", "model.device")  # on a resume; the weights are compared by bytes
 
 
@@ -45,6 +52,15 @@ class EvaluatedModel(ModelSection):
     """Which checkpoint is judged."""
 
     path: Annotated[Path, "checkpoint in HF layout, or a run directory: then its newest checkpoint"] = Path("stages/assets/arithmetic_sft")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemSection(JudgeSection):
+    """Problems with answers, judged by align.verify, or statements, whose proofs a Lean kernel judges."""
+
+    source: Annotated[
+        str, "arithmetic (held-out problems), gsm8k_test, math500, a JSONL file of {prompt, answer}, or lean:FILE, one of Lean statements"
+    ] = "arithmetic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +73,7 @@ class EvaluateConfig:
     seed: Annotated[int, "of the sampling"] = 0
     threads: Annotated[int, "CPU threads of torch; 0 leaves torch's own choice"] = 0
     model: EvaluatedModel = field(default_factory=EvaluatedModel)
-    eval: JudgeSection = field(default_factory=JudgeSection)
+    eval: ProblemSection = field(default_factory=ProblemSection)
     chat: Annotated[bool, "ask through the model's chat template"] = False
     system: Annotated[str | None, "system message, with chat"] = None
     choices: Annotated[bool, "eval.source is a JSONL file of {prompt, choices, answer}: the likeliest choice is the model's answer"] = False
@@ -85,7 +101,7 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
     model_config = load_config(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
-    rows = choosing_rows(config) if config.choices else judged_rows(config.eval, chat=config.chat, system=config.system)
+    rows = asked_rows(config)
     how = "greedy" if config.eval.temperature == 0 else f"{config.eval.samples} samples at temperature {config.eval.temperature:g}"
     say(f"model    {directory}\nproblems {len(rows)} of {config.eval.source}, {'by the likeliest choice' if config.choices else how}")
     if call.dry_run:
@@ -107,21 +123,27 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
         say(f"resumed  {len(done)} answers are there")
     progress = Progress(len(rows), every=256, stream=sys.stderr)
 
-    def told(count: int, total: int) -> None:
-        run.alive()
+    def advance(count: int, total: int) -> None:
         progress.update(count)
 
+    show_forwards(run.alive, model)
     if config.choices:
-        judged = choice_accuracy(scorer(model, tokenizer), tokenizer, rows, normalise=config.normalise, progress=told)
+        judged = choice_accuracy(scorer(model, tokenizer), tokenizer, rows, normalise=config.normalise, progress=advance)
     else:
-        with partial.open("a", encoding="utf-8") as file:
+        with ExitStack() as opened:
+            file = opened.enter_context(partial.open("a", encoding="utf-8"))
+            more = {}
+            if config.eval.source.startswith(LEAN):
+                more = {"judge": opened.enter_context(kernel(run.alive)), "chunk": LEAN_AT_ONCE}
 
             def keep(items: list[Item]) -> None:
                 file.writelines(json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items)
                 file.flush()
                 os.fsync(file.fileno())
 
-            judged = judge(model, tokenizer, rows, config.eval, seed=config.seed, progress=told, done=done, keep=keep)
+            judged = judge(
+                model, tokenizer, rows, config.eval, seed=config.seed, alive=run.alive, progress=advance, done=done, keep=keep, **more
+            )  # fmt: skip
 
     # Report.
     write_items(run.path / "items.jsonl", judged.items)
@@ -131,14 +153,12 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
 
 
 def report(run: RunDir, judged: EvalResult, config: EvaluateConfig, directory: Path, started: float) -> None:
-    numbers = {"accuracy": judged.accuracy, **accuracies(judged), "truncated": judged.truncated, "mean_tokens": judged.mean_tokens}
-    low, high = judged.interval.low, judged.interval.high
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if 1 < k <= config.eval.samples and not config.choices]
     passes = {f"pass_at_{k}": judged.pass_at_k(k) for k in ks}
-    intervals = {f"{name}_{end}": getattr(value, end) for name, value in passes.items() for end in ("low", "high")}
-    values = {**numbers, **{name: value.value for name, value in passes.items()}}
+    values = with_intervals({"accuracy": judged.interval}) | accuracies(judged) | with_intervals(passes)
+    values |= {"truncated": judged.truncated, "mean_tokens": judged.mean_tokens}
     run.log(0, **values)
-    run.eval(0, **values, **intervals, accuracy_low=low, accuracy_high=high)
+    run.eval(0, **values)
     for item in judged.items[: config.show]:
         run.sample(
             0, prompt=item.prompt, output=item.output, answer=item.gold, parsed=item.answer, correct=item.correct, reason=item.reason
@@ -152,22 +172,39 @@ def report(run: RunDir, judged: EvalResult, config: EvaluateConfig, directory: P
         unreadable=judged.unreadable,
         wall_s=time.perf_counter() - started,
     )
-    told = {"accuracy": (low, high)} | {name: (value.low, value.high) for name, value in passes.items()}
     for name, value in values.items():
-        interval = f"   95 % interval {told[name][0]:.3f} to {told[name][1]:.3f}" if name in told else ""
-        say(f"  {name:<16} {value:8.3f}{interval}")
+        if not name.endswith(("_low", "_high")):
+            ends = [values[f"{name}_{end}"] for end in ("low", "high") if f"{name}_{end}" in values]
+            say(f"  {name:<16} {value:8.3f}" + ("   95 % interval {:.3f} to {:.3f}".format(*ends) if ends else ""))
     say("  verdicts         " + json.dumps(dict(Counter(item.reason for item in judged.items).most_common())))
     for item in judged.items[: config.show]:
         say(f"\n  {item.prompt}\n  -> {item.output}   [{'right' if item.correct else f'wrong ({item.reason}), wanted {item.gold}'}]")
     say(f"\nitems    {run.path / 'items.jsonl'}\nreport   {run.path / 'report.html'}")
 
 
-def choosing_rows(config: EvaluateConfig) -> list[dict[str, Any]]:
-    rows = choice_rows(caller_path(config.eval.source))[: config.eval.problems]
+def asked_rows(config: EvaluateConfig) -> list[dict[str, Any]]:
+    section = config.eval
+    if config.choices:
+        rows: list[dict[str, Any]] = choice_rows(caller_path(section.source))[: section.problems]
+    elif section.source.startswith(LEAN):
+        rows = lean_rows(caller_path(section.source.removeprefix(LEAN)))[: section.problems]
+    else:
+        return judged_rows(section, chat=config.chat, system=config.system)
     if not config.chat:
         return rows
     opening = [{"role": "system", "content": config.system}] if config.system is not None else []
     return [row if "messages" in row else {**row, "messages": [*opening, {"role": "user", "content": row["prompt"]}]} for row in rows]
+
+
+@contextmanager
+def kernel(alive: Callable[[], None]) -> Iterator[Judge]:
+    """Judges proofs by Lean, in a pool that lives as long as the with statement. Raises ToolchainNotFound, naming the set-up command."""
+    with closing(LeanReward.started()) as lean:
+
+        def judge(rows: Sequence[dict[str, Any]], proofs: Sequence[str]) -> list[Judgement]:
+            return [Judgement(None, reward == 1.0, reason) for reward, reason in awaited(lambda: lean.score(rows, proofs), alive)]
+
+        yield judge
 
 
 def scorer(model: Decoder, tokenizer: Tokenizer) -> Any:

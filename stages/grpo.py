@@ -2,21 +2,19 @@
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from _common import GuardSection, build_model, check_fit, find, on_ranks, run_stage
 from _prompts import PromptSection, asked
 from _rl import (
+    Awaited,
     Evaluation,
     SampledEval,
     StartSection,
     TrainingRun,
     WholeSampler,
-    each,
     load_start,
     plan,
     preflight,
@@ -115,12 +113,11 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
     )  # fmt: skip
     reward, ranks = make_reward(config.reward, locate=find), loaded.ranks
     try:
-        signs: list[Callable[[], None]] = []  # of life, in the long phases of a step
         source = RolloutSource(
             [row for row, _ in kept], [ids for _, ids in kept], config=config.rollout,
-            sampler=WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=config.rollout.batch), tokenizer=loaded.tokenizer,
-            reward=reward, credit=credit, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch,
-            alive=partial(each, signs), seed=config.seed,
+            sampler=WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=config.rollout.batch, alive=loaded.alive),
+            tokenizer=loaded.tokenizer, reward=Awaited(reward, loaded.alive), credit=credit,
+            global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, alive=loaded.alive, seed=config.seed,
             per_answer=module.per_answer, rank=ranks.rank, world=ranks.world, gather=ranks.gather,
         )  # fmt: skip
         evaluation = Evaluation(
@@ -131,7 +128,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
         # Train, evaluate before and after, report.
         return TrainingRun(
             stage="grpo", call=call, loaded=loaded, module=module, loader=source, evaluation=evaluation, started=started, ignored=ignored,
-            alive=signs, tripwire=tripwire, complete=lambda: source.numbers,
+            tripwire=tripwire, complete=lambda: source.numbers,
             next_command=lambda path: f"./bazelw run //stages:evaluate -- model.path={path} eval.temperature=1 eval.samples=4",
         ).run()  # fmt: skip
     finally:

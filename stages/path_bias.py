@@ -9,6 +9,7 @@ from typing import Annotated
 
 import torch
 from _common import build_model, run_stage, say
+from _life import LivingSampler, show_forwards
 from _rl import StartSection, load_start
 
 from align.config import ConfigError, Invocation, caller_path, dumps
@@ -62,7 +63,8 @@ def measure(call: Invocation[PathBiasConfig]) -> int:
     run = RunDir.create(
         loaded.run_dir, config_toml=dumps(config), env=environment({"threads": torch.get_num_threads(), "device": str(loaded.device)})
     )
-    sampler = NativeSampler(model, eos_ids=loaded.eos_ids)
+    show_forwards(run.alive, model)
+    sampler = LivingSampler(NativeSampler(model, eos_ids=loaded.eos_ids), run.alive)
     samples = sampler.generate(
         [encode_prompt(loaded.tokenizer, row) for row in rows], max_new_tokens=config.max_new_tokens, temperature=config.temperature,
         seeds=[(config.seed << 32) + index for index in range(len(rows))],

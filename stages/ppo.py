@@ -2,16 +2,15 @@
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import prm as prm_stage
 from _common import GuardSection, build_model, check_fit, find, model_directory, on_ranks, run_stage, say
+from _life import show_forwards
 from _prompts import PromptSection, asked
-from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, WholeSampler, each, load_start, plan, preflight, reference_of
+from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, WholeSampler, load_start, plan, preflight, reference_of
 
 from align.checkpoint import load as load_checkpoint
 from align.config import ConfigError, Invocation
@@ -133,12 +132,13 @@ def ppo(call: Invocation[PpoConfig]) -> int:
         step_ends=step_end_ids(loaded.tokenizer, config.prm.step_end), eos_ids=loaded.eos_ids, reference=reference,
         inner_steps=config.rollout.inner_steps,
     )  # fmt: skip
-    signs: list[Callable[[], None]] = []  # of life, in the long phases of a step
+    show_forwards(loaded.alive, judge)
     source = RolloutSource(
         [row for row, _ in kept], [ids for _, ids in kept], config=config.rollout,
-        sampler=WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=config.rollout.batch), tokenizer=loaded.tokenizer,
+        sampler=WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=config.rollout.batch, alive=loaded.alive),
+        tokenizer=loaded.tokenizer,
         reward=VerifyReward(), credit=credit, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch,
-        alive=partial(each, signs), seed=config.seed, per_answer=module.per_answer, judge_dead=False,
+        alive=loaded.alive, seed=config.seed, per_answer=module.per_answer, judge_dead=False,
     )  # fmt: skip
     evaluation = Evaluation(
         config.eval, model, loaded.tokenizer, seed=config.seed, last_step=config.train.max_steps, chat=config.data.chat,
@@ -148,7 +148,7 @@ def ppo(call: Invocation[PpoConfig]) -> int:
     # Train, evaluate before and after, report.
     return TrainingRun(
         stage="ppo", call=call, loaded=loaded, module=module, loader=source, evaluation=evaluation, started=started, ignored=ignored,
-        alive=signs, tripwire=tripwire, complete=lambda: told(source.numbers),
+        tripwire=tripwire, complete=lambda: told(source.numbers),
         next_command=lambda path: f"./bazelw run //stages:evaluate -- model.path={path} eval.temperature=1 eval.samples=4",
     ).run()  # fmt: skip
 

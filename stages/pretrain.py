@@ -28,6 +28,7 @@ from _common import (
     run_stage,
     say,
 )
+from _life import show_forwards
 
 from align.checkpoint import load
 from align.config import ConfigError, Invocation, caller_path, dumps
@@ -154,10 +155,11 @@ def pretrain(call: Invocation[PretrainConfig]) -> int:
     say(f"run      {run.path}")
 
     # Train, with the held-out loss before, on the way and after.
+    show_forwards(run.alive, model)
+
     def evaluate(step: int) -> dict[str, float]:
         if held is None:
             return {}
-        run.alive()
         return {"held_out_loss": held_out_loss(module, held, max_length=config.data.max_length, packing=True, ranks=ranks)}
 
     def evaluate_once(step: int) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import torch
 from _common import build_model, run_stage, say
+from _life import show_forwards
 from _pairs import PairSection, encode, made_here, pair_rows
 from _rl import StartSection, load_start
 
@@ -55,13 +56,11 @@ def reference(call: Invocation[ReferenceConfig]) -> int:
         (run.path / "pairs.jsonl").write_text(text, encoding="utf-8")
     progress = Progress(encoded.kept, every=max(encoded.kept // 4, 1), stream=sys.stderr)
 
-    def told(done: int, total: int) -> None:
-        run.alive()
-        progress.update(done)
-
+    show_forwards(run.alive, model)
     chosen, rejected = reference_logprobs(
-        model, encoded, micro_batch=config.train.micro_batch, pad_id=loaded.pad_id, forward_impl=config.forward_impl, progress=told
-    )
+        model, encoded, micro_batch=config.train.micro_batch, pad_id=loaded.pad_id, forward_impl=config.forward_impl,
+        progress=lambda done, total: progress.update(done),
+    )  # fmt: skip
     key = cache_key(config, loaded.tokenizer.fingerprint, weights_sha256(loaded.directory), encoded.digest, encoded.kept)
     path = run.path / "reference.cache"
     write_cache(path, ReferenceCache(key, chosen, rejected))

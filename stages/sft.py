@@ -14,6 +14,7 @@ from _common import (
     ModelSection,
     accuracies,
     build_model,
+    changes,
     check_fit,
     check_vocabulary,
     find,
@@ -31,6 +32,7 @@ from _common import (
     run_stage,
     say,
 )
+from _life import show_forwards
 
 from align.checkpoint import load
 from align.config import ConfigError, Invocation, caller_path, dumps
@@ -200,6 +202,7 @@ def sft(call: Invocation[SftConfig]) -> int:
         say(f"note     optimizer.lr {config.optimizer.lr:g} suits the default task; this size wants about 1e-5 (see stages/configs)")
 
     # Train, evaluate before and after.
+    show_forwards(run.alive, model)
     problems = (
         judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
     )
@@ -318,7 +321,6 @@ class Evaluation:
             return self(step)
 
     def __call__(self, step: int) -> dict[str, float]:
-        self._run.alive()
         numbers: dict[str, float] = {}
         if self._held is not None:
             numbers["held_out_loss"] = held_out_loss(
@@ -332,7 +334,7 @@ class Evaluation:
                 self._problems,
                 self._config.eval,
                 seed=self._config.seed,
-                progress=lambda done, total: self._run.alive(),
+                alive=self._run.alive,
             )
             numbers |= accuracies(judged)
             self.samples = judged.items[: self._config.eval.show]
@@ -353,8 +355,8 @@ def evaluations(run: RunDir) -> dict[int, dict[str, float]]:
 
 def report(run: RunDir, before: dict[str, float], after: dict[str, float], samples: list[Item], then: str) -> None:
     say("")
-    for name in after:
-        say(f"  {name:<16} {before.get(name, float('nan')):8.3f}  ->  {after[name]:8.3f}")
+    for line in changes(before, after):
+        say(line)
     for item in samples:
         say(f"\n  {item.prompt}\n  -> {item.output}   [{'right' if item.correct else f'wrong ({item.reason}), wanted {item.gold}'}]")
     say(f"\nreport   {run.path / 'report.html'}")

@@ -1,16 +1,21 @@
 """evaluate: what is judged is kept, a resume asks only the rest, two results are compared, choices are scored by the model."""
 
 import json
+import os
 from pathlib import Path
 
+import _common
 import evaluate as stage
 import pytest
 import torch
 from _common import run_stage
+from lean_harness import PRELUDE, descendants, fake_toolchain, real_toolchain
 
+from align import lean
 from align.data import arithmetic_rows
 from align.evals import encode_prompt
 from align.model import load
+from align.rollout import Sample
 from align.tokenizer import Tokenizer
 
 CHECKPOINT = Path(stage.__file__).parent / "assets/arithmetic_sft"
@@ -90,3 +95,60 @@ def test_choices_are_scored_by_the_model(caller, capsys):
     (caller / "rows.jsonl").write_text('{"prompt": "x", "choices": ["a", "b"], "answer": 7}\n')
     capsys.readouterr()
     assert start("run_dir=other", "choices=true", "eval.source=rows.jsonl") == 2 and "rows.jsonl:1: answer 7" in capsys.readouterr().err
+
+
+class Prover:
+    """A sampler that answers the theorem of each prompt by its number: `proof`, a wrong one, sorry, a wrong one."""
+
+    proof = ""
+
+    def __init__(self, model, *, eos_ids, max_batch):
+        self.tokenizer = Tokenizer.load(CHECKPOINT)
+
+    def generate(self, prompts_ids, *, n, max_new_tokens, **options):
+        number = [int(self.tokenizer.decode(ids, skip_special=True).partition("theorem t")[2].split(" ")[0]) for ids in prompts_ids]
+        texts = [[self.proof, "exact uses nothing", "sorry", "exact uses me"][i % 4] for i in number for _ in range(n)]
+        return [Sample([], ids, [0.0] * len(ids), [0.0] * len(ids), "stop", 0) for ids in map(self.tokenizer.encode, texts)]
+
+
+def prove(caller, monkeypatch, toolchain, *, statement, proof, header=""):
+    rows = [{"name": f"t{i}", "formal_statement": f"theorem t{i} {statement} := by sorry", "header": header} for i in range(40)]
+    (caller / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(lean, "find_toolchain", lambda prefix=None: toolchain)
+    monkeypatch.setattr(Prover, "proof", proof)
+    monkeypatch.setattr(_common, "NativeSampler", Prover)
+    assert start("run_dir=run", "eval.source=lean:rows.jsonl", "eval.problems=40", "threads=1") == 0
+    items = [json.loads(line) for line in (caller / "run/items.jsonl").read_text().splitlines()]
+    assert [item["correct"] for item in items] == [True, False, False, False] * 10
+    assert [item["reason"] for item in items[:3]] == ["accepted", "elaboration", "sorry"] and items[3]["gold"] == f"theorem t3 {statement}"
+    metrics = json.loads((caller / "run/stage_result.json").read_text())["metrics"]["after"]
+    assert metrics["accuracy"] == 0.25 and metrics["accuracy_low"] < 0.2 < 0.3 < metrics["accuracy_high"]
+    assert descendants(os.getpid()) == [], "a child was left"
+    return items
+
+
+def test_lean_statements_are_judged_by_the_kernel_and_a_resume_asks_only_the_rest(caller, monkeypatch, capsys):
+    items = prove(caller, monkeypatch, fake_toolchain(), statement=": 1 + 1 = 2", proof="exact rfl")
+    assert "95 % interval" in capsys.readouterr().out
+    run = caller / "run"
+    whole = (run / "items.jsonl").read_bytes()
+    (run / "items.partial.jsonl").write_bytes(b"".join(whole.splitlines(True)[:32]))  # stopped after the first 32
+    for name in ("items.jsonl", "stage_result.json"):
+        (run / name).unlink()
+    checked = []
+    original = stage.LeanReward.score
+    monkeypatch.setattr(stage.LeanReward, "score", lambda self, rows, texts: checked.append(len(rows)) or original(self, rows, texts))
+    assert start("run_dir=run", "eval.source=lean:rows.jsonl", "eval.problems=40", "threads=1", "--resume") == 0
+    assert checked == [8] and (run / "items.jsonl").read_bytes() == whole and len(items) == 40
+
+
+def test_without_lean_the_set_up_is_named(caller, monkeypatch, capsys):
+    monkeypatch.delenv("ALIGN_LEAN", raising=False)
+    (caller / "rows.jsonl").write_text(json.dumps({"name": "t", "formal_statement": "theorem t : True := by sorry"}) + "\n")
+    assert start("run_dir=run", "eval.source=lean:rows.jsonl") == 2
+    assert "lean_setup.sh" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_lean_statements_on_the_real_kernel(caller, monkeypatch):
+    prove(caller, monkeypatch, real_toolchain(), statement="(p q : Prop) (h : p) : p ∨ q", proof="exact Or.inl h", header=PRELUDE)

@@ -9,7 +9,7 @@ from evals_cases import ROWS, SCRIPT, TOKENIZER, FakeSampler, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.evals import EvalError, Item, accuracy, compare, encode_prompt, read_items, sign_test, write_items
+from align.evals import EvalError, Item, Judgement, accuracy, compare, encode_prompt, read_items, sign_test, write_items
 
 
 def test_greedy_accuracy_by_level_with_a_record_of_each_item():
@@ -26,6 +26,30 @@ def test_greedy_accuracy_by_level_with_a_record_of_each_item():
     assert sampler.calls[0][:3] == (1, 30, 0)
     low, high = result.interval.low, result.interval.high
     assert 0 <= low < 0.75 < high <= 1
+
+
+def test_each_group_has_its_interval():
+    """Over its own problems: 1 of 2 right is anything, 2 of 2 reaches down to .158 (.025^(1/2))."""
+    rows = [{"prompt": f"{i}+0?", "answer": str(i), "level": 1 if i < 2 else 2} for i in range(4)]
+    right = FakeSampler({f"{i}+0?": [rf"\boxed{{{0 if i == 1 else i}}}"] for i in range(4)})
+    result = accuracy(right, TOKENIZER, rows, temperature=0, max_new_tokens=30)
+    assert result.by_group == {"1": 0.5, "2": 1.0}
+    assert result.group_intervals["1"] == (0.5, 0.0, 1.0)
+    assert result.group_intervals["2"] == pytest.approx((1.0, 0.025**0.5, 1.0))
+
+
+def test_a_judge_of_ones_own_sees_rows_and_outputs_in_pairs():
+    seen = []
+
+    def judge(rows, outputs):
+        seen.append([(row["prompt"], output) for row, output in zip(rows, outputs, strict=True)])
+        return [Judgement("x", "7" in output, "seven" if "7" in output else "other") for output in outputs]
+
+    result = accuracy(FakeSampler(SCRIPT), TOKENIZER, ROWS, samples=2, temperature=1.0, max_new_tokens=30, judge=judge, chunk=3)
+    assert list(map(len, seen)) == [6, 2]
+    assert [pair for chunk in seen for pair in chunk] == [(item.prompt, item.output) for item in result.items]
+    assert all(item.correct == ("7" in item.output) and item.answer == "x" for item in result.items)
+    assert {item.reason for item in result.items} == {"seven", "other"}
 
 
 def test_mode_final_takes_an_unmarked_number():
@@ -60,7 +84,7 @@ def test_a_row_whose_answer_cannot_be_read_counts_nowhere():
     result = accuracy(FakeSampler(SCRIPT), TOKENIZER, rows, temperature=0, max_new_tokens=30)
     assert result.accuracy == 0.75 and result.unreadable == 1 and len(result.items) == 5
     assert result.items[4].correct is None and result.items[4].reason == "unreadable_gold"
-    assert math.isnan(result.by_group["3"])
+    assert math.isnan(result.by_group["3"]) and all(map(math.isnan, result.group_intervals["3"]))
 
 
 def test_truncation_and_length_are_reported():

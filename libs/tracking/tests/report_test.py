@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -108,6 +109,29 @@ def test_a_hundred_thousand_steps_stay_small_and_keep_their_spike(tmp_path):
     assert len(chart("Loss", [Curve("loss", series)])) < 60_000
     page = a_run(tmp_path / "r", steps=3000)
     assert len(page) < 250_000
+
+
+def test_the_report_of_a_hundred_thousand_steps_is_small_quick_and_shows_every_spike(tmp_path):
+    """At most 1 MB and 2 s (of CPU time: .6 on an idle machine); the single steps that stick out are points of the picture."""
+    run = RunDir.create(tmp_path / "r", config_toml="", env={})
+    spikes = {17: 31.0, 40_001: 57.0, 99_998: 43.0}
+    with open(run.path / "history.jsonl", "w") as file:
+        for step in range(1, 100_001):
+            loss = spikes.get(step, 3.0 + step * 7919 % 100 / 1000)
+            file.write(f'{{"step": {step}, "time": {1.7e9 + step:.3f}, "loss": {loss:.3f}, "lr": {1 / step:.4g}, "grad_norm": 1.5, '
+                       f'"tokens_per_s": {60000 + step % 991}}}\n')
+    seconds = []
+    for _ in range(2):
+        started = time.process_time()
+        page = write_report(run.path)
+        seconds.append(time.process_time() - started)
+    assert page.stat().st_size <= 1_000_000 and min(seconds) <= 2
+    figure = next(svg for svg in svgs(page.read_text()) if svg.get("aria-label").startswith("Loss"))
+    lines = [path.get("d") for path in figure.iter("path") if path.get("class") in ("raw c1", "line c1")]
+    heights = [float(y) for line in lines for y in re.findall(r"[\d.]+ ([\d.]+)", line)]
+    low, high = 244.0, 12.0  # of the plot: 0 and the axis's end, 60
+    for spike in spikes.values():
+        assert any(abs(y - (low - spike / 60 * (low - high))) < 0.1 for y in heights), spike
 
 
 @given(values=st.lists(st.integers(-10**9, 10**9).map(lambda value: value / 1000), min_size=1, max_size=300),

@@ -4,17 +4,19 @@ import errno
 import json
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from align.tracking import RunDir, RunDirError, environment, read_history
+from align.tracking import RunDir, RunDirError, environment, read_history, write_report
 from align.tracking._jsonl import Lines, cut_after, encode
 
 
@@ -86,6 +88,18 @@ def test_alive_moves_the_time_of_history(tmp_path):
     os.utime(run.path / "history.jsonl", (1, 1))
     run.alive()
     assert abs((run.path / "history.jsonl").stat().st_mtime - time.time()) < 60
+
+
+def test_alive_touches_the_file_at_most_once_a_second(tmp_path, monkeypatch):
+    """On a disk in the network each touch is a request; a sampler shows life with every token."""
+    now = [100.0]
+    monkeypatch.setattr("align.tracking._run.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    run, touched = start(tmp_path / "r"), []
+    monkeypatch.setattr(Lines, "touch", lambda self: touched.append(now[0]))
+    for _ in range(250):
+        run.alive()
+        now[0] += 0.01
+    assert touched == pytest.approx([100.0, 101.0, 102.0])
 
 
 def test_other_ranks_write_nothing(tmp_path):
@@ -200,6 +214,49 @@ for step in range(1, 10**9):
     run = start(tmp_path / "r", resume_step=40)
     run.log(41, loss=0.0)
     assert [line["step"] for line in read_history(tmp_path / "r" / "history.jsonl")] == list(range(1, 42))
+
+
+RUNS = """
+import itertools, sys
+from pathlib import Path
+from align.tracking import RunDir
+for number in itertools.count():
+    run = RunDir.create(Path(sys.argv[1]) / str(number), config_toml="seed = 0\\n" * 200, env={"python": "3"})
+    if number == 1:
+        print("go", flush=True)
+    for step in range(1, 60):
+        run.log(step, loss=1.0 / step, text="x" * 300)
+        run.alive()
+        if step % 20 == 0:
+            run.eval(step, accuracy=0.5, accuracy_low=0.4, accuracy_high=0.6)
+            run.sample(step, prompt="p" * 3000, output="o")
+    run.finish("done", stage="sft", steps=59)
+"""
+
+
+def test_a_kill_at_any_time_leaves_what_parses_and_a_report_can_be_made_of(tmp_path):
+    """SIGKILL at twelve random moments of runs that are made, go on and end: in a line, between files, in the report."""
+    draws, ended, cut = random.Random(0), 0, 0
+    for kill in range(12):
+        folder = tmp_path / str(kill)
+        process = child(RUNS, str(folder))
+        assert process.stdout.readline() == "go\n"
+        time.sleep(draws.random() * 0.2)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        for run in sorted(folder.iterdir(), key=lambda path: int(path.name))[-2:]:
+            whole = {name: (run / name).exists() for name in ("config.toml", "env.json", "history.jsonl", "stage_result.json")}
+            assert not whole["config.toml"] or (run / "config.toml").read_text() == "seed = 0\n" * 200
+            assert not whole["env.json"] or json.loads((run / "env.json").read_text()) == {"python": "3"}
+            assert not whole["stage_result.json"] or json.loads((run / "stage_result.json").read_text())["steps"] == 59
+            if not whole["history.jsonl"]:
+                continue  # not begun: config.toml and env.json come first
+            steps = [line["step"] for line in read_history(run / "history.jsonl")]
+            assert steps == list(range(1, len(steps) + 1)) and (len(steps) == 59 or not whole["stage_result.json"])
+            page = write_report(run).read_text()
+            assert page.endswith("</html>\n") and ("running or killed" in page) == (not whole["stage_result.json"])
+            ended, cut = ended + whole["stage_result.json"], cut + (not whole["stage_result.json"])
+    assert ended and cut
 
 
 def test_resume_drops_what_came_later_and_keeps_the_rest(tmp_path):

@@ -1,6 +1,6 @@
 """Evaluation: accuracy judged by the verifier, unbiased pass@k with intervals, item records, and what changed between two results."""
 
-from align.evals._accuracy import EvalResult, accuracy, encode_prompt
+from align.evals._accuracy import EvalResult, Judge, Judgement, accuracy, encode_prompt
 from align.evals._choices import choice_accuracy, choice_rows
 from align.evals._compare import Comparison, Flip, compare, sign_test
 from align.evals._items import EvalError, Item, read_items, write_items
@@ -13,6 +13,8 @@ __all__ = [
     "EvalResult",
     "Flip",
     "Item",
+    "Judge",
+    "Judgement",
     "accuracy",
     "choice_accuracy",
     "choice_rows",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from align.evals._items import EvalError, Item, problem_scores
 from align.evals._statistics import Estimate, mean_interval, pass_at_k
@@ -22,6 +22,17 @@ class _Sampler(Protocol):
     def generate(
         self, prompts_ids: Sequence[Sequence[int]], *, n: int, max_new_tokens: int, temperature: float, seeds: Sequence[int]
     ) -> Sequence[_Sample]: ...
+
+
+class Judgement(NamedTuple):
+    """What a judge says of an output: the answer found in it, whether it is right (None: it can't be told), and why in a word."""
+
+    answer: str | None
+    correct: bool | None
+    reason: str
+
+
+Judge = Callable[[Sequence[dict[str, Any]], Sequence[str]], Sequence[Judgement]]  # rows and outputs, in pairs
 
 
 @dataclass(frozen=True)
@@ -55,8 +66,13 @@ class EvalResult:
 
     @cached_property
     def interval(self) -> Estimate:
-        """The accuracy with its 95 % bootstrap interval over problems."""
-        return mean_interval([right / samples for samples, right in self.counts])
+        """The accuracy with its 95 % bootstrap interval over problems; NaN where none could be judged."""
+        return _interval(self.items)
+
+    @cached_property
+    def group_intervals(self) -> dict[str, Estimate]:
+        """`by_group` with the 95 % interval of each group's accuracy."""
+        return {name: _interval([item for item in self.items if item.group == name]) for name in self.by_group}
 
     def pass_at_k(self, k: int) -> Estimate:
         """Unbiased pass@k with its 95 % interval; k at most the number of samples."""
@@ -86,6 +102,7 @@ def accuracy(
     mode: str = "marked",
     group: str = "level",
     encode: Callable[[Tokenizer, dict[str, Any]], list[int]] = encode_prompt,
+    judge: Judge | None = None,
     chunk: int = 256,
     progress: Callable[[int, int], None] | None = None,
     done: Sequence[Item] = (),
@@ -96,6 +113,7 @@ def accuracy(
     rows: with `prompt` (or `messages`) and `answer`; their field `group`, where they have it, names what `by_group` counts by.
     temperature: 0 is greedy, once is then enough. seed: row i is asked with a seed made of (seed, i), so that fewer rows sample the same.
     mode: "marked" wants an explicit answer, "final" takes the last number where there is none. encode: row to prompt ids.
+    judge: judges a chunk's outputs in place of the verifier; a row's answer is then what that judge reads, such as a Lean statement.
     chunk, progress: after every `chunk` rows progress(rows done, rows) is called, to show that the evaluation lives.
     done, keep: an evaluation that can be resumed. keep(items) gets each chunk's items as they are judged; given back as `done`, all samples
     of the first rows, they are not asked again, and the result is the same.
@@ -122,9 +140,11 @@ def accuracy(
             temperature=temperature,
             seeds=[(seed << 32) + start + index for index in range(len(part))],
         )
-        for index, output in enumerate(outputs):
-            row = part[index // samples]
-            items.append(_judged(row, start + index // samples, index % samples, output, tokenizer, mode, group))
+        asked = [row for row in part for _ in range(samples)]
+        texts = [tokenizer.decode(output.ids, skip_special=True) for output in outputs]
+        verdicts = judge(asked, texts) if judge else [_verified(row, text, mode) for row, text in zip(asked, texts, strict=True)]
+        for index, (row, output, text, verdict) in enumerate(zip(asked, outputs, texts, verdicts, strict=True)):
+            items.append(_item(row, start + index // samples, index % samples, output, text, verdict, group))
         if keep:
             keep(items[start * samples :])
         if progress:
@@ -158,9 +178,17 @@ def _mean(items: Sequence[Item]) -> float:
     return sum(right / samples for samples, right in scores) / len(scores) if scores else float("nan")
 
 
-def _judged(row: dict[str, Any], problem: int, sample: int, output: _Sample, tokenizer: Tokenizer, mode: str, group: str) -> Item:
-    text = tokenizer.decode(output.ids, skip_special=True)
+def _interval(items: Sequence[Item]) -> Estimate:
+    scores = [right / samples for samples, right in problem_scores(items).values()]
+    return mean_interval(scores) if scores else Estimate(float("nan"), float("nan"), float("nan"))
+
+
+def _verified(row: dict[str, Any], text: str, mode: str) -> Judgement:
     verdict, found = grade(row["answer"], text, mode=mode), extract(text, mode=mode)
+    return Judgement(found.answer if found else None, verdict.correct, verdict.reason)
+
+
+def _item(row: dict[str, Any], problem: int, sample: int, output: _Sample, text: str, verdict: Judgement, group: str) -> Item:
     return Item(
         problem=problem,
         sample=sample,
@@ -168,7 +196,7 @@ def _judged(row: dict[str, Any], problem: int, sample: int, output: _Sample, tok
         prompt=row["prompt"] if "prompt" in row else "\n".join(f"{message['role']}: {message['content']}" for message in row["messages"]),
         gold=row["answer"],
         output=text,
-        answer=found.answer if found else None,
+        answer=verdict.answer,
         correct=verdict.correct,
         reason=verdict.reason,
         tokens=len(output.ids),

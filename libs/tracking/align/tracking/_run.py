@@ -10,6 +10,7 @@ from align.tracking._jsonl import Lines, RunDirError, cut_after, encode, failed,
 from align.tracking._report import write_report
 
 Status = Literal["done", "stopped", "tripwire", "failed"]
+_TOUCH_EVERY_S = 1.0
 _LOGS = ("history.jsonl", "eval.jsonl", "samples.jsonl")
 
 
@@ -27,6 +28,7 @@ class RunDir:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.writes = write
+        self._touched = -_TOUCH_EVERY_S
         self._history, self._eval, self._samples = (Lines(path / name) if write else None for name in _LOGS)
 
     @classmethod
@@ -82,8 +84,9 @@ class RunDir:
             self._samples.append({"step": step, **fields})
 
     def alive(self) -> None:
-        """Sets the time of history.jsonl to now, as a sign of life in a long phase without steps."""
-        if self._history:
+        """Sets the time of history.jsonl to now, as a sign of life in a long phase without steps. Call it freely: once a second it does."""
+        if self._history and (now := time.monotonic()) - self._touched >= _TOUCH_EVERY_S:
+            self._touched = now
             self._history.touch()
 
     def finish(self, status: Status, **fields: Any) -> None:

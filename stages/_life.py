@@ -1,0 +1,54 @@
+"""Signs of life in long phases: what works shows it, and a run that hangs is seen to (`RunDir.alive`)."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Protocol, TypeVar
+
+from torch import nn
+
+from align.rollout import Sample
+from align.tracking import RunDir
+
+T = TypeVar("T")
+WAIT_S = 10.0  # between two signs while something is waited for that has a limit of its own
+
+
+class _Sampler(Protocol):
+    def generate(self, prompts_ids: Sequence[Sequence[int]], **options: Any) -> list[Sample]: ...
+
+
+class Life:
+    """Shows that a run lives, once it has a run directory: what is built before that is given this."""
+
+    def __init__(self) -> None:
+        self.run: RunDir | None = None
+
+    def __call__(self) -> None:
+        if self.run is not None:
+            self.run.alive()
+
+
+class LivingSampler:
+    """A sampler each of whose tokens is a sign of life."""
+
+    def __init__(self, sampler: _Sampler, alive: Callable[[], None]) -> None:
+        self._sampler, self._alive = sampler, alive
+
+    def generate(self, prompts_ids: Sequence[Sequence[int]], **options: Any) -> list[Sample]:
+        return self._sampler.generate(prompts_ids, on_token=lambda sample, token: self._alive(), **options)
+
+
+def show_forwards(alive: Callable[[], None], *models: nn.Module) -> None:
+    """From now on each forward of the models is a sign of life, whoever asks for it: a step, an evaluation, a reference."""
+    for model in models:
+        model.register_forward_hook(lambda *_: alive())
+
+
+def awaited(call: Callable[[], T], alive: Callable[[], None]) -> T:
+    """What `call` gives, with a sign of life every 10 s: for a judge in other processes, who has limits of his own."""
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(call)
+        while not wait([future], timeout=WAIT_S).done:
+            alive()
+    alive()
+    return future.result()
