@@ -34,18 +34,18 @@ PROGRAM = Path(__file__).parent / "fake_sampler.py"
 LIBRARY = Path(align.rollout_protocol.__file__).parents[2]
 
 
-@pytest.mark.parametrize("how", ["pipes", "unix"])
-def test_a_process_that_is_killed_in_the_middle_is_started_again(tmp_path, how, capfd):
-    """SIGKILL after 4 of 9 answers; the rest comes from a new process."""
+@pytest.mark.parametrize(("end", "how"), [("die", "pipes"), ("die", "unix"), ("hang", "unix")])
+def test_a_process_that_dies_or_hangs_in_the_middle_is_started_again(tmp_path, end, how, capfd):
+    """SIGKILL, or nothing more, after 4 of 9 answers; the rest comes from a new process."""
     weights, told = write_weights(tmp_path / "w"), []
     address = f"unix:{tmp_path}/s" if how == "unix" else None
-    command = [sys.executable, str(PROGRAM), str(tmp_path / "w"), "--die-after", "4", str(tmp_path / "died")]
+    command = [sys.executable, str(PROGRAM), str(tmp_path / "w"), f"--{end}-after", "4", str(tmp_path / "died")]
     launched = Launched(
         command + (["--listen", address] if address else []), address=address, start_s=30,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (LIBRARY, PROGRAM.parent)))},
     )  # fmt: skip
     held = Weights(sha256=weights, version=5, path=str(tmp_path / "w"))
-    client = Client(launched, weights=held, patience=Patience(pause_s=0), tell=told.append)
+    client = Client(launched, weights=held, patience=Patience(pause_s=0, silence_s=1.0), tell=told.append)
     prompts = [[number] for number in range(9)]
     try:
         samples = RemoteSampler(client, eos_ids=[]).generate(prompts, n=2, max_new_tokens=6, seeds=list(range(9)))

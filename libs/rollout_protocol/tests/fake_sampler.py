@@ -1,11 +1,14 @@
 """A sampler as a program: FakeEngine behind a server, on an address or on standard streams, with a fault on demand.
 
-fake_sampler.py DIRECTORY [--listen ADDRESS] [--die-after N FILE]: with the last it kills itself after N answers, once (FILE remembers).
+fake_sampler.py DIRECTORY [--listen ADDRESS] [--die-after N FILE | --hang-after N FILE]: it kills itself, or hangs,
+after N answers, once (FILE remembers).
 """
 
 import argparse
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rollout_protocol_cases import FakeEngine
@@ -14,14 +17,14 @@ from align.rollout_protocol import Drawn, Server, listen, standard_streams, stop
 
 
 class Mortal(FakeEngine):
-    def __init__(self, weights: str, left: int, memory: Path) -> None:
+    def __init__(self, weights: str, left: int, memory: Path, end: Callable[[], None]) -> None:
         super().__init__(weights)
-        self._left, self._memory = left, memory
+        self._left, self._memory, self._end = left, memory, end
 
     def step(self) -> list[tuple[str, list[Drawn]]]:
         if self._left == 0 and not self._memory.exists():
             self._memory.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._end()
         self._left -= 1
         return super().step()
 
@@ -31,12 +34,15 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--listen")
     parser.add_argument("--die-after", nargs=2)
+    parser.add_argument("--hang-after", nargs=2)
     parser.add_argument("--lifeline", action="store_true")
     arguments = parser.parse_args()
     weights = weights_sha256(arguments.directory)
     engine = FakeEngine(weights)
-    if arguments.die_after:
-        engine = Mortal(weights, int(arguments.die_after[0]), Path(arguments.die_after[1]))
+    ends = {"die": lambda: os.kill(os.getpid(), signal.SIGKILL), "hang": lambda: time.sleep(60)}
+    for name, found in (("die", arguments.die_after), ("hang", arguments.hang_after)):
+        if found:
+            engine = Mortal(weights, int(found[0]), Path(found[1]), ends[name])
     server = Server(engine)
     if arguments.lifeline:
         stop_with_parent(server)

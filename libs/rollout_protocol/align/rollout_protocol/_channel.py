@@ -141,17 +141,24 @@ class Channel:
             raise ChannelTimeout(told)
 
 
-def dial(address: str, *, timeout_s: float = 10.0, limit: int = MAX_LINE) -> Channel:
-    """Connects to unix:PATH or tcp:HOST:PORT. Raises ChannelClosed: nobody answers there; RolloutProtocolError: no address."""
+def dial(address: str, *, timeout_s: float = 10.0, wait_s: float = 0.0, limit: int = MAX_LINE) -> Channel:
+    """Connects to unix:PATH or tcp:HOST:PORT. wait_s: seconds within which somebody may yet begin to listen there.
+
+    Raises ChannelClosed: nobody answers there; RolloutProtocolError: no address.
+    """
     family, place = _place(address)
-    connection = socket.socket(family, socket.SOCK_STREAM)
-    connection.settimeout(timeout_s)
-    try:
-        connection.connect(place)
-    except OSError as error:
-        connection.close()
-        raise ChannelClosed(f"nobody answers at {address} ({error.strerror or error})") from None
-    return Channel.of_socket(connection, limit=limit)
+    end = time.monotonic() + wait_s
+    while True:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(place)
+            return Channel.of_socket(connection, limit=limit)
+        except OSError as error:
+            connection.close()
+            if time.monotonic() >= end:
+                raise ChannelClosed(f"nobody answers at {address} ({error.strerror or error})") from None
+        time.sleep(min(0.1, wait_s))
 
 
 def listen(address: str) -> socket.socket:

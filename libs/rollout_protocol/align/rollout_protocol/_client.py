@@ -33,6 +33,7 @@ from align.rollout_protocol._messages import (
     Welcome,
     checked,
 )
+from align.rollout_protocol._process import Launched
 
 S = TypeVar("S")
 _LOST = (ChannelClosed, ChannelTimeout, MessageError)  # what another connection may mend
@@ -86,7 +87,8 @@ class Client:
     def generate(self, requests: Sequence[Generate]) -> list[Samples]:
         """The answers in the order of the requests, whose `id` and `weights` are written here.
 
-        A connection that is lost, silent or senseless is made again and what is unanswered is asked again; what is answered stays.
+        A connection that is lost, silent or senseless is made again and what is unanswered is asked again; what is answered stays. A
+        process that `Launched` started and that is silent for too long is ended and started anew.
 
         Raises:
             RolloutProtocolError: no answer over `attempts` connections in a row; WrongWeights; SamplerRefused.
@@ -116,6 +118,8 @@ class Client:
                 return
             except _LOST as error:
                 self.close()
+                if isinstance(error, ChannelTimeout) and isinstance(self._connect, Launched):
+                    self._connect.end()  # it hangs; the next connection is to a new one
                 failed = 1 if progress() > before else failed + 1
                 before = progress()
                 if failed >= self._patience.attempts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from align.rollout_protocol._channel import Channel, dial
 from align.rollout_protocol._errors import ChannelClosed, RolloutProtocolError
@@ -20,10 +20,13 @@ class Launched:
     """
 
     def __init__(
-        self, command: Sequence[str], *, address: str | None = None, start_s: float = 600.0, env: Mapping[str, str] | None = None
+        self, command: Sequence[str] | Callable[[], Sequence[str]], *, address: str | None = None, start_s: float = 600.0,
+        env: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """start_s: seconds within which it must listen. env: of the process; None: this one's."""
-        self._command, self._address, self._start_s, self._env = list(command), address, start_s, env
+        """command: the program and its arguments, or what gives them at each start, as where the weights lie by then. start_s: seconds
+        within which it must listen. env: of the process; None: this one's.
+        """
+        self._command, self._address, self._start_s, self._env = command, address, start_s, env
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> Channel:
@@ -34,11 +37,12 @@ class Launched:
             except ChannelClosed:
                 pass
         self.end()
+        command = list(self._command() if callable(self._command) else self._command)
         own = subprocess.PIPE if self._address is None else None
         try:
-            self._process = process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=own, env=self._env)
+            self._process = process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=own, env=self._env)
         except OSError as error:
-            raise RolloutProtocolError(f"the sampler {self._command[0]} does not start: {error.strerror}") from None
+            raise RolloutProtocolError(f"the sampler {command[0]} does not start: {error.strerror}") from None
         if self._address is None:
             assert process.stdin is not None and process.stdout is not None
             return Channel(process.stdout.fileno(), process.stdin.fileno(), release=self.end)
