@@ -5,12 +5,14 @@
 # 3. With nothing changed a test run does nothing.
 # 4. With one library changed ($TOUCH, default config) it runs that library's dependents and no other test.
 # The two output bases keep what pip installed and nothing else between runs; FRESH=1 installs anew, at two times and two paths.
+# CACHE=<a disk cache> takes that one in place of an empty one: what a third checkout has tested need not be tested again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 targets=("${@:-//...}")
 touched=${TOUCH:-config}
 base=${XDG_CACHE_HOME:-$HOME/.cache}/align-hermetic
 made=("$base"/{cache,one,two})
+cache=${CACHE:-$base/cache}
 [ -z "${FRESH:-}" ] || rm -rf "$base"
 rm -rf "${made[@]}"
 mkdir -p "$base"
@@ -33,7 +35,7 @@ git ls-files -z --cached --others --exclude-standard | xargs -0 tar c --ignore-f
 cp -a "$base/one" "$base/two"  # one look at the tree: someone may be at work in it
 for n in one two; do
     bazel_in "$n" clean
-    bazel_in "$n" test --disk_cache="$base/cache" --execution_log_json_file="$base/$n.json" "${targets[@]}"
+    bazel_in "$n" test --disk_cache="$cache" --execution_log_json_file="$base/$n.json" "${targets[@]}"
 done
 [ -z "$(ran | grep -v 'cache hit')" ] || { echo "hermetic: the second checkout ran something itself ($(processes))"; exit 1; }
 hits=$(processes | grep -oE '[0-9]+ (remote|disk) cache hit' | cut -d' ' -f1)
@@ -43,14 +45,14 @@ bazel_in two clean
 bazel_in two build --execution_log_json_file="$base/again.json" "${targets[@]}"
 echo "hermetic: $(python3 tools/ci/same_bytes.py "$base/one.json" "$base/again.json")"
 
-bazel_in two test --disk_cache="$base/cache" "${targets[@]}"
-bazel_in two test --disk_cache="$base/cache" "${targets[@]}"
+bazel_in two test --disk_cache="$cache" "${targets[@]}"
+bazel_in two test --disk_cache="$cache" "${targets[@]}"
 [ -z "$(ran)" ] || { echo "hermetic: nothing changed, and $(processes)"; exit 1; }
 grep -q '^Executed 0 out of' "$base/two.log" || { echo "hermetic: nothing changed, and tests ran"; exit 1; }
 echo "hermetic: nothing changed, 0 actions"
 
-echo "# touched" >> "$base/two/libs/$touched/align/$touched/__init__.py"
-bazel_in two test --disk_cache="$base/cache" "${targets[@]}"
+echo "# touched $(date +%s)" >> "$base/two/libs/$touched/align/$touched/__init__.py"
+bazel_in two test --disk_cache="$cache" "${targets[@]}"
 grep -E '^//.* PASSED' "$base/two.log" | awk '{print $1}' | sort > "$base/all"
 grep -E '^//.* PASSED' "$base/two.log" | grep -v '(cached)' | awk '{print $1}' | sort > "$base/ran"
 (cd "$base/two" && ./bazelw --output_base="$base/base-two" query --noshow_progress --noimplicit_deps \
