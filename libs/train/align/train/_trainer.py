@@ -322,7 +322,8 @@ class Trainer:
         self._watchdog.progress(f"the evaluation after step {step}")
         self._evals[step] = numbers
         self._run.eval(step, **numbers)
-        self._progress.line(f"eval at step {step}  " + "  ".join(f"{name} {value:.4g}" for name, value in numbers.items()))
+        told = {name: value for name, value in numbers.items() if not name.endswith(("_low", "_high"))}  # intervals are in the report
+        self._progress.line(f"eval at step {step}  " + "  ".join(f"{name} {value:.4g}" for name, value in told.items()))
         return numbers
 
     def _save(self, numbers: Mapping[str, float] | None) -> None:
