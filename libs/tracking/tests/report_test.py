@@ -76,11 +76,28 @@ def test_the_report_is_self_contained_and_well_formed(tmp_path):
 def test_what_the_report_says(tmp_path):
     page = a_run(tmp_path / "r")
     for text in ("<title>sft: r</title>", ">done</span>",
-                 "<td>accuracy 1</td><td>0</td><td>1</td><td>+1</td>", "step 5: loss is not finite",
+                 '<td>accuracy 1</td><td>0</td><td>1</td><td class="change">+1</td><td>0 – 1</td>', "step 5: loss is not finite",
                  "step 77: spike", '<span class="badge bad-badge">wrong</span>', '<span class="badge good">right</span>', "reason: equal",
                  "<h3>Loss <small>log scale</small></h3>", "<h3>Accuracy</h3>", "<summary>Configuration</summary>"):
         assert text in page, text
     assert page.index("Before and after") < page.index("Curves") < page.index("Samples") < page.index("Details")
+
+
+def test_a_number_of_steps_and_evaluations_is_one_chart_and_an_evaluation_has_no_steps(tmp_path):
+    run = RunDir.create(tmp_path / "r", config_toml="", env={})
+    for step in range(1, 4):
+        run.log(step, answer_tokens=10.0 + step)
+    for step in (0, 3):
+        run.eval(step, answer_tokens=11.0 + step, pass_at_2=0.1 * step, pass_at_2_low=0.05 * step, pass_at_2_high=0.2 * step)
+    labels = [svg.get("aria-label") for svg in svgs(write_report(run.path).read_text())]
+    assert [label.partition(" over")[0] for label in labels] == ["Answer tokens", "Pass at 2"]
+    assert "answer tokens from 11 to 13" in labels[0] and "answer tokens (evaluations) from 11 to 14" in labels[0]
+    judged = RunDir.create(tmp_path / "e", config_toml="", env={})
+    judged.log(0, accuracy=0.5)
+    judged.sample(0, prompt="p", output="o", correct=True)
+    judged.finish("done", stage="evaluate", steps=0)
+    page = (tmp_path / "e/report.html").read_text()
+    assert "<dt>steps</dt>" not in page and "step 0" not in page and '<span class="badge good">right</span>' in page
 
 
 def test_a_report_of_a_run_that_goes_on_was_killed_or_is_broken(tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,7 +167,8 @@ def _header(path: Path, stage: str, run: _Run, result: Mapping[str, Any]) -> str
 
 
 def _tiles(run: _Run, result: Mapping[str, Any]) -> str:
-    tiles = [("steps", number(result.get("steps", run.last_step)))]
+    steps = result.get("steps", run.last_step)
+    tiles = [("steps", number(steps))] if steps or not result else []  # an evaluation has none
     wall = result.get("wall_s", run.seconds)
     if isinstance(wall, (int, float)) and wall > 0:
         tiles.append(("time", show_duration(wall)))
@@ -203,13 +204,18 @@ def _before_after(run: _Run, result: Mapping[str, Any]) -> str:
         if new is not None and 0 <= new <= 1 and 0 <= (old or 0) <= 1:
             bar = f'<i style="width:{100 * new:.1f}%"></i><i class="before" style="width:{100 * (old or 0):.1f}%"></i>'
             bar = f'<div class="track">{bar}</div>'
-        cells = "".join(f"<td>{texts[column]}</td>" for column in columns)
+        cells = "".join(f"<td{_class(column, columns)}>{texts[column]}</td>" for column in columns)
         rows.append(f'<tr>{cells}<td class="bar">{bar}</td></tr>')
     if not rows:
         return ""
-    head = "".join(f"<th>{text}</th>" for text in [*columns, ""])
+    head = "".join(f"<th{_class(text, columns)}>{text}</th>" for text in [*columns, ""])
     title = "Before and after" if before else "Results"
     return f'<h2>{title}</h2><div class="table"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _class(column: str, columns: Sequence[str]) -> str:
+    """A phone has no room for the change beside an interval."""
+    return ' class="change"' if column == "change" and "interval" in columns else ""
 
 
 def _finite(value: Any) -> float | None:
@@ -259,10 +265,15 @@ def _charts(run: _Run) -> str:
     draw("Tokens per second", lambda name: name == "tokens_per_s")
     draw("Tokens a step", lambda name: name in ("tokens", "trained_tokens"))
     draw("Memory, GiB", lambda name: name.endswith("_gb"))
-    for name in [*history, *evals]:
-        series = history.get(name) or evals.get(name)
-        if series and series.low < series.high:  # a constant needs no picture
-            figures.append(chart(_words(name).capitalize(), [Curve(_words(name), series, name in evals)], events=run.events, steps=steps))
+    for name in dict.fromkeys([*history, *evals]):
+        if name.endswith(("_low", "_high")) and name.rpartition("_")[0] in evals:
+            continue  # the band of its own curve
+        curves = [Curve(_words(name), history[name])] if name in history else []
+        if name in evals:
+            told = _words(name) + (" (evaluations)" if curves else "")
+            curves.append(Curve(told, evals[name], True, evals.get(f"{name}_low"), evals.get(f"{name}_high")))
+        if any(curve.series.low < curve.series.high for curve in curves):  # a constant needs no picture
+            figures.append(chart(_words(name).capitalize(), curves, events=run.events, steps=steps))
     return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>' if any(figures) else ""
 
 
@@ -283,14 +294,14 @@ def _samples(run: _Run) -> str:
     for prompt, records in list(prompts.items())[:_MAX_SAMPLES]:
         first = earlier.get(prompt)
         shown = records[:3] if first is None or first.get("step") == records[0].get("step") else [first, *records[:2]]
-        outputs = "".join(_output(record) for record in shown)
+        outputs = "".join(_output(record, stepped=run.last_step > 0) for record in shown)
         cards.append(f'<article class="card"><p class="prompt">{escape(prompt)}</p><div class="pair">{outputs}</div></article>')
     return f'<h2>Samples</h2><div class="samples">{"".join(cards)}</div>' if cards else ""
 
 
-def _output(record: dict[str, Any]) -> str:
+def _output(record: dict[str, Any], *, stepped: bool) -> str:
     text = str(record.get("output", record.get("completion", "")))
-    marks = [f"step {number(_step(record))}"]
+    marks = [f"step {number(_step(record))}"] if stepped else []
     if "correct" in record:
         name, style = {True: ("right", "good"), False: ("wrong", "bad-badge")}.get(record["correct"], ("undecided", "wait"))
         marks.append(f'<span class="badge {style}">{name}</span>')
