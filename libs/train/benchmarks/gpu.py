@@ -4,7 +4,7 @@ PYTHONPATH=libs/...:libs/train/benchmarks python3 libs/train/benchmarks/gpu.py [
 
 Every case is a process of its own: bf16, 4096 tokens a row, random ids, adamw8bit with stochastic rounding and clipping, one optimizer step
 a micro-batch, the step as history.jsonl has it (from drawing the batch to the logged loss). The line of a case gives the median over the
-steps after the warm-up, and beside the measured memory what align.guard projects. `-torch` is with torch's operations, compiled, in place of
+steps after the warm-up, and beside the measured memory what align.guard projects. `-torch` is with torch's operations, compiled, instead of
 align.kernels'; `-compiled` with both. A name `peer:NAME` in --only runs the command of `--peer` with NAME and the number of steps, so that
 ours and the peer's alternate; the JSON lines that it prints are rows as well. Rows go to $OUT/trainer_gpu.jsonl as they are made. On
 several GPUs: launch.nproc of a case, which torch's launcher starts.
@@ -116,8 +116,9 @@ def one(name: str, steps: int, resume: Path | None, began: float) -> None:
         folder / "run", config_toml="", env={}, write=ranks.main, resume_step=case.get("steps", 0) if resume is not None else None
     )  # fmt: skip
     torch.manual_seed(0)
+    loader = bench.Random(case["rows"], ranks.rank, ranks.world, case.get("documents"))
     trainer = Trainer(
-        config, SftModule(bench.build(case["size"], device)), loader=bench.Random(case["rows"], ranks.rank, ranks.world, case.get("documents")),
+        config, SftModule(bench.build(case["size"], device)), loader=loader,
         run=run, ranks=ranks, progress=Progress(steps, every=10**6, stream=None),
     )  # fmt: skip
     host: dict[str, float] = {}

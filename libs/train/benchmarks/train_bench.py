@@ -1,4 +1,4 @@
-"""What benchmarks of training steps share: models with random weights, a loader of random ids, the memory that guard projects, the host's."""
+"""What benchmarks of training steps share: models with random weights, a loader of random ids, memory by guard and by the system."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from align.model import Decoder, ModelConfig
 
 CUDA = torch.cuda.is_available()
 LENGTH, VOCABULARY = (4096, 32768) if CUDA else (64, 512)  # on a CPU only to see that it runs
+DTYPE = torch.bfloat16 if CUDA else torch.float32
 SIZES = {
-    "tiny": {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 512},
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256},
     "1.44B": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 7168},
     "7.25B": {
         "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
@@ -38,11 +39,13 @@ class Random:
     digest = "random"
 
     def __init__(self, rows: int, rank: int, world: int, documents: list[int] | None = None) -> None:
-        self._rows, self._world, self._documents = rows, world, documents
-        self._random = torch.Generator().manual_seed(rank)
+        self._rows, self._rank, self._world, self._documents = rows, rank, world, documents
+        self._step = 0
 
     def next_step(self) -> Step:
-        ids = torch.randint(VOCABULARY, (self._rows, LENGTH + 1), generator=self._random)
+        generator = torch.Generator().manual_seed(self._step * self._world + self._rank)
+        ids = torch.randint(VOCABULARY, (self._rows, LENGTH + 1), generator=generator)
+        self._step += 1
         trained = torch.ones(ids[:, 1:].shape, dtype=torch.bool).numpy()
         batch: dict[str, Any] = {"input_ids": ids[:, :-1].numpy(), "targets": ids[:, 1:].numpy(), "loss_mask": trained}
         if self._documents:
@@ -58,11 +61,10 @@ class Random:
         return Step([batch], tokens, tokens, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"random": self._random.get_state().tolist()}
+        return {"step": self._step}
 
     def load_state_dict(self, state: Any, *, allow_change: tuple[str, ...] = ()) -> None:
-        if len(state["random"]) == len(self._random.get_state()):
-            self._random.set_state(torch.tensor(state["random"], dtype=torch.uint8))
+        self._step = state["step"]
 
 
 def model_config(size: str) -> ModelConfig:
@@ -70,9 +72,9 @@ def model_config(size: str) -> ModelConfig:
 
 
 def build(size: str, device: torch.device) -> Decoder:
-    """Random weights, normal with deviation .02, made on the device; bf16."""
+    """Random weights, normal with deviation .02, made on the device; bf16, on a CPU fp32."""
     with torch.device(device):
-        model = Decoder(model_config(size), torch.bfloat16)
+        model = Decoder(model_config(size), DTYPE)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:
@@ -90,7 +92,8 @@ def projection(size: str, rows: int, **run: Any) -> Projection:
     return project(RunShape.of(
         shapes, layers=config.num_hidden_layers, hidden=config.hidden_size, intermediate=config.intermediate_size,
         heads=config.num_attention_heads, kv_heads=config.num_key_value_heads, head_dim=config.head_dim, vocabulary=config.vocab_size,
-        device="cuda" if CUDA else "cpu", micro_batch=rows, length=LENGTH, snapshot_weights=True, gather_copies=1, **run,
+        device="cuda" if CUDA else "cpu", weight_bytes=DTYPE.itemsize, micro_batch=rows, length=LENGTH,
+        snapshot_weights=True, gather_copies=1, **run,
     ))  # fmt: skip
 
 
