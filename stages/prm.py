@@ -83,7 +83,6 @@ def prm(call: Invocation[PrmConfig]) -> int:
 
     # Load.
     loaded = load_start(call, "prm")
-    check_ranks(config, loaded)
     length = config.pairs.max_length if config.kind == "pairwise" else config.data.max_length
     rows = config.train.micro_batch * (2 if config.kind == "pairwise" else 1)
     projection = preflight(config, loaded, length=length, rows=rows, trained_share=0.1)
@@ -164,13 +163,6 @@ def about(config: PrmConfig, labels: list[int] | None) -> dict[str, Any]:
     """How the trained model is to be asked; saved with it."""
     answers = config.kind != "step" or config.data.source == "arithmetic"
     return {"head": config.prm.head, "label_token_ids": labels, "kind": config.kind, "answer_labels": answers}
-
-
-def check_ranks(config: PrmConfig, loaded: Loaded) -> None:
-    if config.prm.head == "value" and loaded.ranks.world > 1:
-        raise ConfigError(
-            "prm.head=value runs on one process: the head's gradient isn't summed over ranks; take prm.head=lm, or launch.nproc=1"
-        )
 
 
 def _no_model() -> Decoder:

@@ -97,7 +97,10 @@ class Critic(nn.Module):
         if self._on:
             yield
             return
-        trained = [parameter for parameter in self._model[0].parameters() if parameter.requires_grad]
+        trained: list[nn.Parameter] = []
+        if torch.is_grad_enabled():
+            self._give_up()
+            trained = [parameter for parameter in self._model[0].parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
         self._on = True
@@ -105,8 +108,17 @@ class Critic(nn.Module):
             yield
         finally:
             self._on = False
+            if trained:
+                self._give_up()
             for parameter in trained:
                 parameter.requires_grad_(True)
+
+    def _give_up(self) -> None:
+        """Of a trunk that FSDP2 shards: parameters are the shards from here on, and what is gathered next takes their requires_grad."""
+        for module in self._model[0].modules():
+            reshard = getattr(module, "reshard", None)
+            if reshard is not None:
+                reshard()
 
     def _addition(self, key: str) -> Callable[[nn.Module, Sequence[Any], Tensor], Tensor | None]:
         def add(module: nn.Module, args: Sequence[Any], out: Tensor) -> Tensor | None:

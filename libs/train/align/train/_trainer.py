@@ -21,7 +21,7 @@ from align.objectives import normalise
 from align.tracking import Progress, RunDir
 from align.train._config import TrainerConfig, validate
 from align.train._errors import ResumeWarning, TrainError
-from align.train._lora import lora_parameters, sum_replicated
+from align.train._lora import sum_replicated
 from align.train._meter import SPIKE_WINDOW, is_spike, memory_gb, peak_flops, step_flops
 from align.train._module import TrainModule
 from align.train._numbers import Numbers
@@ -149,7 +149,8 @@ class Trainer:
         self._identity = identity(config, module, loader.digest, tokenizer_files)
         prepare(module.model, config, self._ranks)
         self._device = next(module.model.parameters()).device
-        self._replicated = lora_parameters(module.model)
+        # What is not sharded is on every rank: an adapter, a head of the module's own.
+        self._replicated = [each for _, each in module.named_parameters() if each.requires_grad and not hasattr(each, "full_tensor")]
         self._optimizer = make_optimizer(
             config.optimizer, module.named_parameters(), seed=config.seed, parts=blocks_of(module.model), ranks=self._ranks
         )
