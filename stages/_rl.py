@@ -55,7 +55,7 @@ from align.train import (
 )
 
 START = Path("stages/assets/arithmetic_sft")
-MAY_CHANGE = ("run_dir", "model.path", "guard.", "tripwire.")  # on a resume; what they name is compared by its contents
+MAY_CHANGE = ("run_dir", "model.path", "guard.", "tripwire.", "vllm.")  # on a resume; what they name is compared by its contents
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from _common import GuardSection, build_model, check_fit, find, on_ranks, run_stage
+from _external import ExternalSection, check_external, sampler_of
 from _prompts import PromptSection, asked
 from _rl import (
     Awaited,
@@ -14,7 +15,6 @@ from _rl import (
     SampledEval,
     StartSection,
     TrainingRun,
-    WholeSampler,
     load_start,
     plan,
     preflight,
@@ -50,6 +50,7 @@ class GrpoConfig(TrainerConfig):
     advantages: Annotated[Literal["group", "none"], "divide by the group's standard deviation (GRPO), or not (Dr.GRPO)"] = "group"
     forward_impl: Annotated[str | None, "attention: sdpa_causal pads rows, cpu_per_document and varlen do not; none: sdpa_causal"] = None
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    vllm: ExternalSection = field(default_factory=ExternalSection)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     tripwire: TripwireConfig = field(default_factory=TripwireConfig)
     train: TrainConfig = field(
@@ -72,6 +73,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
     forward_of(config.forward_impl)
     world = config.launch.nproc * config.launch.nnodes
     check_rollout(config.rollout, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, world=world)
+    check_external(config.vllm, config.rollout)
     if config.rollout.group < 2:
         raise ConfigError(f"rollout.group is {config.rollout.group}: an answer alone has nothing to be compared with; take at least 2")
 
@@ -115,7 +117,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
     try:
         source = RolloutSource(
             [row for row, _ in kept], [ids for _, ids in kept], config=config.rollout,
-            sampler=WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=config.rollout.batch, alive=loaded.alive),
+            sampler=sampler_of(config, loaded, model),
             tokenizer=loaded.tokenizer, reward=Awaited(reward, loaded.alive), credit=credit,
             global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, alive=loaded.alive, seed=config.seed,
             per_answer=module.per_answer, rank=ranks.rank, world=ranks.world, gather=ranks.gather,

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import prm as prm_stage
 from _common import GuardSection, build_model, check_fit, find, model_directory, on_ranks, run_stage, say
+from _external import ExternalSection, check_external, sampler_of
 from _life import show_forwards
 from _prompts import PromptSection, asked
-from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, WholeSampler, load_start, plan, preflight, reference_of
+from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, load_start, plan, preflight, reference_of
 
 from align.checkpoint import load as load_checkpoint
 from align.config import ConfigError, Invocation
@@ -73,6 +74,7 @@ class PpoConfig(TrainerConfig):
     path_bias_limit: Annotated[float, "largest mean difference of sampler and trainer, nats a token, that the report may show"] = 0.01
     forward_impl: Annotated[str | None, "attention: sdpa_causal pads rows, cpu_per_document and varlen do not; none: sdpa_causal"] = None
     rollout: RolloutConfig = field(default_factory=lambda: RolloutConfig(group=1))
+    vllm: ExternalSection = field(default_factory=ExternalSection)
     policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(kl=0.2, kl_in="reward", kl_estimator="k1", clip_high=0.2))
     tripwire: TripwireConfig = field(default_factory=TripwireConfig)
     train: TrainConfig = field(
@@ -135,10 +137,11 @@ def ppo(call: Invocation[PpoConfig]) -> int:
     show_forwards(loaded.alive, judge)
     source = RolloutSource(
         [row for row, _ in kept], [ids for _, ids in kept], config=config.rollout,
-        sampler=WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=config.rollout.batch, alive=loaded.alive),
+        sampler=sampler_of(config, loaded, model),
         tokenizer=loaded.tokenizer,
         reward=VerifyReward(), credit=credit, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch,
         alive=loaded.alive, seed=config.seed, per_answer=module.per_answer, judge_dead=False,
+        rank=loaded.ranks.rank, world=loaded.ranks.world, gather=loaded.ranks.gather,
     )  # fmt: skip
     evaluation = Evaluation(
         config.eval, model, loaded.tokenizer, seed=config.seed, last_step=config.train.max_steps, chat=config.data.chat,
@@ -160,8 +163,7 @@ def check(config: PpoConfig) -> None:
     forward_of(config.forward_impl)
     world = config.launch.nproc * config.launch.nnodes
     check_rollout(config.rollout, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, world=world)
-    if world > 1:
-        raise ConfigError(f"ppo runs on one process: the critic's gradient isn't summed over {world} ranks; set launch.nproc=1")
+    check_external(config.vllm, config.rollout)
     if config.prm.path is None and config.model.path != StartSection().path:
         raise ConfigError("prm.path is unset, and a reward model is trained here for the default model alone; train one with //stages:prm")
     labels(config)
@@ -184,7 +186,8 @@ def reward_model(config: PpoConfig, loaded: Loaded) -> tuple[Decoder, StepScorer
         own = loaded.run_dir / "prm"
         if find_latest(own / "checkpoints", loaded.ranks) is None or not (own / "stage_result.json").exists():
             say("no prm.path: training a reward model first")
-            first = replace(prm_stage.PrmConfig(), run_dir=own, seed=config.seed, model=config.model)
+            first = replace(prm_stage.PrmConfig(), run_dir=own, seed=config.seed, model=config.model, launch=config.launch)
+            first = replace(first, train=replace(first.train, micro_batch=first.train.global_batch // loaded.ranks.world))
             first = replace(first, prm=prm_stage.HeadSection(head=config.prm.head))
             code = prm_stage.prm(Invocation(first, None, dry_run=False, resume=(own / "history.jsonl").exists(), allow_change=[]))
             if code:

@@ -1,16 +1,13 @@
 """The GRPO stage as a user starts it: what it leaves, what stops it, what it refuses, and that a resume goes on to the same bytes."""
 
 import json
-import subprocess
-import sys
-import time
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from grpo import GrpoConfig
-from rl_stage_cases import GRPO, STAGES, START, cut, result, same_end, start
+from rl_stage_cases import GRPO, START, cut, killed_until_through, result, same_end, start
 
 from align.model import load
 from align.tracking import read_history
@@ -146,15 +143,16 @@ def names(config_class, prefix=""):
 
 
 def test_every_field_of_grpo_s_own_is_in_the_list():
-    """Those of train, optimizer, schedule, checkpoint, eval and guard are tested with the Trainer and SFT, tripwire's in its library."""
+    """Those of train, optimizer, schedule, checkpoint, eval and guard are tested with the Trainer and SFT, tripwire's in its library, the
+    sampler's in external_test."""
     own = {
         name
         for name in names(GrpoConfig)
         if not name.startswith(
-            ("train.", "optimizer.", "schedule.", "checkpoint.", "eval.", "guard.", "model.", "launch.", "lora.", "tripwire.")
+            ("train.", "optimizer.", "schedule.", "checkpoint.", "eval.", "guard.", "model.", "launch.", "lora.", "tripwire.", "vllm.")
         )
     }
-    assert own - set(FIELDS) == {"run_dir", "data.source", "data.chat", "data.system"}
+    assert own - set(FIELDS) == {"run_dir", "data.source", "data.chat", "data.system", "rollout.sampler"}
 
 
 UNCHANGED: dict[tuple[str, ...], bytes] = {}
@@ -209,16 +207,5 @@ def test_killed_at_any_moment_a_run_goes_on_to_the_same_bytes(caller):
     words = [*GRPO, "train.max_steps=12", "eval.enabled=false", "rollout.inner_steps=2", "checkpoint.keep=2"]
     words += ["tripwire.drop=none", "tripwire.dead=none", "tripwire.grad_norm=none"]
     assert start("grpo", "run_dir=whole", *words) == 0
-    for attempt in range(60):
-        process = subprocess.Popen([sys.executable, STAGES / "grpo.py", "run_dir=killed", *words, "--resume"], stderr=subprocess.DEVNULL)
-        first = sorted((caller / "killed/checkpoints").glob("step-*"))[-1:]
-        patience = time.monotonic() + 120
-        while (
-            process.poll() is None and sorted((caller / "killed/checkpoints").glob("step-*"))[-1:] == first and time.monotonic() < patience
-        ):
-            time.sleep(0.01)
-        time.sleep(0.013 * attempt)
-        process.kill()
-        if process.wait() == 0:
-            break
+    killed_until_through("grpo", caller / "killed", words)
     same_end(caller / "whole", caller / "killed", 12)

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 from _common import run_stage
@@ -64,6 +67,26 @@ def cut(run: Path, to: Path, step: int) -> None:
     for path in (to / "checkpoints").glob("step-*"):
         if int(path.name[5:]) > step:
             shutil.rmtree(path)
+
+
+def killed_until_through(stage: str, run: Path, words: list[str]) -> None:
+    """Starts the run over and over; each process is killed some hundredths of a second after its first new checkpoint, a little later each
+    time, until one gets through."""
+
+    def newest() -> list[Path]:
+        return sorted((run / "checkpoints").glob("step-*"))[-1:]
+
+    for attempt in range(60):
+        command = [sys.executable, str(STAGES / f"{stage}.py"), f"run_dir={run}", *words, "--resume"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        first, patience = newest(), time.monotonic() + 120
+        while process.poll() is None and newest() == first and time.monotonic() < patience:
+            time.sleep(0.01)
+        time.sleep(0.013 * attempt)
+        process.kill()
+        if process.wait() == 0:
+            return
+    raise AssertionError("it never got through")
 
 
 def same_end(a: Path, b: Path, step: int) -> None:

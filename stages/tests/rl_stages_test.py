@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rl_stage_cases import DPO, GRPO, PAIRS, PPO, PRM, STAGE, STAGES, START, cut, result, same_end, start
+from rl_stage_cases import DPO, GRPO, PAIRS, PPO, PRM, STAGE, STAGES, START, cut, killed_until_through, result, same_end, start
 
 from align.config import load as load_configuration
 from align.model import ModelConfig, init, load, save
@@ -149,7 +149,6 @@ def test_ppo_learns_from_the_reward_model_alone(caller):
         (["prm.path=judge"], "label_token_ids"),
         (["model.path=elsewhere"], "prm.path is unset"),
         (["policy.kl=0"], "kl_in is reward"),
-        (["launch.nproc=2"], "one process"),
         (["--config", "tbd.toml"], "prm.path"),
         (["critic.lam=2"], "critic.lam"),
         (["prm.path=judge", "prm.label_token_ids=[5,5]"], "two different"),
@@ -184,28 +183,75 @@ def test_path_bias_is_bound_to_its_checkpoint(caller, capsys):
     assert start("ppo", "run_dir=no", *words, "path_bias_limit=0") == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "words"), [("grpo", [*GRPO, "rollout.inner_steps=2", "rollout.dead_retries=2"]), ("dpo", DPO)])
-def test_two_ranks_follow_one_and_resume_to_the_same_bytes(caller, name, words):
-    """FSDP2 over gloo: the curve of one process within fp32 rounding; killed after a step and resumed, the same bytes."""
+RUNS = {
+    "grpo": ("grpo", [*GRPO, "rollout.inner_steps=2", "rollout.dead_retries=2"]),
+    "dpo": ("dpo", DPO),
+    "prm": ("prm", PRM),
+    "prm_value": ("prm", [*PRM, "prm.head=value"]),
+    "ppo": ("ppo", [*PPO, "rollout.inner_steps=2"]),
+}
+
+
+def words_of(caller: Path, which: str) -> tuple[str, list[str]]:
+    """A stage and the words of its short run, which two ranks can take too."""
+    stage, words = RUNS[which]
     words = [word for word in words if not word.startswith(("train.micro_batch", "eval."))] + ["train.micro_batch=4", "eval.enabled=false"]
+    return stage, [*words, *(reward_model(caller) if stage == "ppo" else [])]
 
-    def run(*more):
-        done = subprocess.run([sys.executable, STAGES / f"{name}.py", *words, *more], capture_output=True, text=True, timeout=900)
-        assert done.returncode == 0, done.stderr
 
-    run("run_dir=one")
-    run("run_dir=two", "launch.nproc=2")
-    lines = [read_history(caller / which / "history.jsonl") for which in ("one", "two")]
-    for one, two in zip(*lines, strict=True):
-        assert (one["trained_tokens"], one["tokens"]) == (two["trained_tokens"], two["tokens"])
-        assert one["loss"] == pytest.approx(two["loss"], abs=1e-5) and one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
-        assert name != "grpo" or two["ratio"] == pytest.approx(1, abs=0.2)
-    assert name != "grpo" or lines[1][0]["ratio"] == 1.0, "the first ratio on new answers is exactly 1"
-    for step in (1, 2):
-        cut(caller / "two", caller / f"cut{step}", step)
-        run(f"run_dir=cut{step}", "launch.nproc=2", "--resume")
-        same_end(caller / "two", caller / f"cut{step}", 4)
+def in_processes(stage: str, *words: str) -> None:
+    done = subprocess.run([sys.executable, STAGES / f"{stage}.py", *words], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+
+
+def resumed_at_every_step(run, caller: Path, whole: str) -> None:
+    """A run that ends after every step and is resumed, three times, leaves what the whole one left."""
+    cut(caller / whole, caller / f"{whole}_legs", 1)
+    for last in (2, 3, 4):
+        run(f"run_dir={whole}_legs", "--resume", f"train.max_steps={last}")
+        (caller / f"{whole}_legs/stage_result.json").unlink()
+    same_end(caller / whole, caller / f"{whole}_legs", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", RUNS)
+def test_one_rank_and_two_give_the_same_curve_and_resume_at_every_step_to_the_same_bytes(caller, which):
+    """Two ranks, FSDP2 over gloo, follow one within fp32 rounding. On one and on two, resumed at steps 1, 2 and 3 in turn: same bytes."""
+    stage, words = words_of(caller, which)
+    assert start(stage, "run_dir=one", *words) == 0
+    resumed_at_every_step(lambda *more: start(stage, *words, *more), caller, "one")
+    in_processes(stage, "run_dir=two", *words, "launch.nproc=2")
+    one, two = (read_history(caller / run / "history.jsonl") for run in ("one", "two"))
+    for a, b in zip(one, two, strict=True):
+        assert (a["trained_tokens"], a["tokens"]) == (b["trained_tokens"], b["tokens"])
+        for name in ("loss", "value_loss", "prm_reward", "explained_variance", "kl"):
+            assert a.get(name) == pytest.approx(b.get(name), abs=1e-5), name
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+    assert stage not in ("grpo", "ppo") or two[0]["ratio"] == 1.0, "the first ratio on new answers is exactly 1"
+    resumed_at_every_step(lambda *more: in_processes(stage, *words, "launch.nproc=2", *more), caller, "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["grpo", "ppo"])
+def test_a_window_with_nothing_to_train_is_skipped_on_every_rank(caller, stage):
+    """Every answer is cut off and left out: no weight, no schedule, no decay, no critic moves, and both ranks go on."""
+    words = [*(GRPO if stage == "grpo" else [*PPO, *reward_model(caller)]), "eval.enabled=false", "rollout.max_new_tokens=1"]
+    in_processes(stage, "run_dir=run", *words, "rollout.overlong=mask", "optimizer.weight_decay=0.1", "launch.nproc=2")
+    end = result(caller / "run")
+    state = json.loads((Path(end["checkpoint"]) / "trainer.json").read_text())["state"]
+    assert end["steps"] == 4 and state["counters"]["applied"] == 0
+    after = load(end["checkpoint"])
+    assert all(torch.equal(a, b) for a, b in zip(load(START, dtype=torch.float32).parameters(), after.parameters(), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["dpo", "prm", "ppo"])
+def test_killed_again_and_again_a_run_goes_on_to_the_same_bytes(caller, which):
+    """SIGKILL some tenths of a second after every new checkpoint; GRPO's is in grpo_test."""
+    stage, words = words_of(caller, which)
+    assert start(stage, "run_dir=whole", *words) == 0
+    killed_until_through(stage, caller / "killed", words)
+    same_end(caller / "whole", caller / "killed", 4)
 
 
 FIELDS = {
