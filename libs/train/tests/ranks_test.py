@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from train_cases import DEVICE, MODEL, STEPS, documents, logged, made, on_ranks, resumed, run_to_the_end, state_of, terminate
 
 from align.checkpoint import load
+from align.model import _fused
 from align.model import load as load_model
 from align.tracking import read_history
 from align.train import LoraConfig, Ranks, SftModule, find_latest, join, leave, whole
@@ -242,6 +243,13 @@ def test_one_gradient_for_every_way_to_cut_a_step(tmp_path):
 
 
 @pytest.mark.slow
+def test_one_gradient_with_the_blocks_of_a_gpu(tmp_path):
+    """Sharded as FSDP2 does it, through the references of align.kernels; alone it is torch's operations."""
+    on_ranks(2, __file__, "fused", tmp_path)
+    compare_gradients(tmp_path, SOME)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_stopped_at_every_step_and_resumed_three_legs(tmp_path, kind):
     on_ranks(2, __file__, "legs", tmp_path, kind)
@@ -265,6 +273,9 @@ def main(action, folder, *words):
         legs(folder / "legs-adamw8bit", ranks, "adamw8bit", 2)
     elif action == "gradients":
         share_gradients(folder, ranks, ALL)
+    elif action == "fused":
+        _fused.wanted = lambda model, hidden: True
+        share_gradients(folder, ranks, SOME)
     elif action == "skips alike":
         skips_alike(folder, ranks)
     elif action == "resharded":
