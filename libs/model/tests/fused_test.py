@@ -23,7 +23,7 @@ WAYS = {
 
 @pytest.fixture
 def forced(monkeypatch):
-    monkeypatch.setattr(_fused, "wanted", lambda model, hidden: model.fused)
+    monkeypatch.setattr(_fused, "wanted", lambda model, *_: model.fused)
 
 
 def results(model, ids, **way):
@@ -133,6 +133,6 @@ def test_the_kernels_under_the_interpreter(tmp_path):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    _fused.wanted = lambda model, hidden: model.fused
+    _fused.wanted = lambda model, *_: model.fused
     both("mistral_window", WAYS["packed"], joint=True)
     both("qwen3", {}, joint=False)
