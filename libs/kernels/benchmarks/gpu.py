@@ -22,6 +22,7 @@ from typing import Any
 
 import lean
 import peers
+import step_workloads
 import torch
 import workloads
 from workloads import MODELS, timed
@@ -30,6 +31,7 @@ from align import kernels
 from align.kernels import _runtime
 from align.kernels._runtime import Config
 
+TUNING = workloads.TUNING | step_workloads.TUNING
 HERE = Path(__file__).parent
 TABLE = HERE.parent / "align/kernels/tuning.json"
 START = time.time()
@@ -56,8 +58,10 @@ def check(large: bool = True) -> None:
 
 def tune(group: str) -> None:
     """Tries every configuration; prints the best, and how much it gains over the default."""
-    for op, shape_class, configs, make in workloads.TUNING[group]():
+    for op, shape_class, configs, make in TUNING[group]():
         sweep("tune", op, shape_class, configs, make)
+    if group in step_workloads.TUNING:
+        emit("step", group, "what it replaces, ms", timed(step_workloads.REPLACED[group]()))
 
 
 def sweep(section: str, op: str, shape_class: str, configs: list[_runtime.Config], make: Callable[[], workloads.Functions]) -> Config:
@@ -322,6 +326,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--only", default="pytest,check,tune,memory,loss,model,peer-model,peer,decode,gemv,strict", help="parts")
     parser.add_argument("--tests-share", type=float, default=0.5, help="share of the minutes that the tests may take")
+    parser.add_argument("--groups", help=f"sweeps of tune whose names begin so, of {', '.join(TUNING)}")
     parser.add_argument("--write", action="store_true", help="write the best configurations into the library's table")
     parser.add_argument("--section", nargs="*", help="for the script itself")
     options = parser.parse_args()
@@ -337,7 +342,8 @@ def main() -> int:
     if "check" in only:
         first.append(("check", run.own("check")))
     if "tune" in only:
-        groups = [(f"tune {group}", run.own("tune", group)) for group in workloads.TUNING]
+        chosen = [group for group in TUNING if options.groups is None or group.startswith(tuple(options.groups.split(",")))]
+        groups = [(f"tune {group}", run.own("tune", group)) for group in chosen]
     after = [(name, run.start(["-c", *PEERS[name]], True) if name in PEERS else run.own(name)) for name in MEASURES if name in only]
     share = START + options.minutes * 60 * options.tests_share
     for name, process in first:

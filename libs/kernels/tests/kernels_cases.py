@@ -201,6 +201,55 @@ def decode(device, dtype, large):
     return errors
 
 
+def step(device, dtype, large):
+    """The products of a decoding step, with what is inside them, and the rotation into a paged cache."""
+    errors = {"step products": {"out0": 0.0}, "rope_to_cache": {"out0": 0.0}}
+    several = 4 if dtype != torch.float32 else 64
+
+    def hold(name, found, exact, factor=1):
+        for a, b in zip(found, exact, strict=True):
+            errors[name]["out0"] = max(errors[name]["out0"], error(a, b))
+            assert error(a, b) <= factor * several * EPSILON[dtype], (name, a.shape, error(a, b))
+
+    for size, inner in [(2048, 7168), (4096, 14336), (520, 200)] if large else [(96, 70)]:
+        make = lambda *shape, seed, scale=1.0: rand(*shape, seed=seed, device=device, dtype=dtype, scale=scale)  # noqa: E731
+        wide_one, down = make(2 * inner, size, seed=1, scale=size**-0.5), make(size, inner, seed=2, scale=inner**-0.5)
+        norm, bias = make(size, seed=3), make(size, seed=4)
+        for rows in (1, 2, 7, 33, 64) if large else (1, 5):
+            h, x = make(rows, size, seed=5), make(rows, inner, seed=6)
+            outcomes = []
+            for kind in (dtype, torch.float64):
+                to = lambda *tensors, kind=kind: (t.to(kind) for t in tensors)  # noqa: E731
+                a, b, c, d, e, f = to(h, x, wide_one, down, norm, bias)
+                with poisoned():
+                    if rows == 1:
+                        outcomes.append((kernels.residual_vector(b, d, a, f), kernels.normed_vector(a, e, c, 1e-5, gated=True)))
+                        outcomes[-1] += (kernels.normed_vector(a, e, c, 1e-5, f.repeat(2 * inner // size + 1)[: 2 * inner].contiguous()),)
+                    else:
+                        outcomes.append((*kernels.sum_rms_norm(kernels.split_linear(b, d), a, e, 1e-5, f), kernels.gated_linear(a, c)))
+            hold("step products", *outcomes, 2)
+    heads, kv_heads, dim, page = (32, 8, 128, 64) if large else (6, 2, 24, 16)
+    tokens = 9
+    cos, sin = (rand(5 * page, dim // 2, seed=i, device=device, dtype=torch.float32) for i in (7, 8))
+    qkv = rand(tokens, (heads + 2 * kv_heads) * dim, seed=9, device=device, dtype=dtype)
+    table = torch.randperm(tokens * 5, generator=torch.Generator().manual_seed(1)).view(tokens, 5).int().to(device)
+    positions, order = (
+        integers(0, 5 * page, (tokens,), 10, device),
+        torch.randperm(tokens, generator=torch.Generator().manual_seed(2)).to(device),
+    )
+    whole = kernels.rope_qkv(qkv, cos, sin, positions, heads=heads, kv_heads=kv_heads)
+    parts = torch.stack([qkv.float() * share for share in (0.5, 0.25, 0.25)])
+    for given in (qkv, parts):
+        caches = [torch.full((tokens * 5, kv_heads, page, dim), float("nan"), device=device, dtype=dtype).transpose(1, 2) for _ in range(2)]
+        with poisoned():
+            q = kernels.rope_to_cache(given, cos, sin, positions, *caches, table[order.argsort()].contiguous(), order, heads=heads)
+        pages = table[torch.arange(tokens, device=device), positions // page].long()
+        filed = [cache[pages, positions % page] for cache in caches]
+        assert all(torch.equal(a, b) for a, b in zip((q, *filed), whole, strict=True))  # the bits of rope_qkv: the parts add up exactly
+        assert all(int((~cache.isnan()).sum()) == tokens * kv_heads * dim for cache in caches)  # nothing else was written
+    return errors
+
+
 def gemv(device, dtype, large):
     worst = 0.0
     for outputs, size in [(4096, 14336), (6144, 4096), (131, 77)] if large else [(70, 300), (64, 256)]:
@@ -288,4 +337,4 @@ def strict_attention(device, dtype, large):
     return errors
 
 
-CASES = {f.__name__: f for f in (norm, rope, swiglu, loss, decode, gemv, sampling, strict_linear, strict_attention)}
+CASES = {f.__name__: f for f in (norm, rope, swiglu, loss, decode, step, gemv, sampling, strict_linear, strict_attention)}

@@ -20,8 +20,10 @@ from align.kernels import (
     _linear_loss,
     _rms_norm,
     _rope,
+    _rope_cache,
     _runtime,
     _sampling,
+    _step_linear,
     _swiglu,
 )
 
@@ -105,6 +107,21 @@ def decoding(rows, heads, kv_heads):
     _invariant_attention._decode(q, pages[64], pages[64], lengths, table, 0.1, 4096)
 
 
+def step(rows, size, inner, heads, kv_heads):
+    """A decoding step's products; the rotation from what the first one leaves."""
+    x, pages = empty(rows, size), empty(1024, kv_heads, 128, 128).transpose(1, 2)
+    qkv = empty(rows, (heads + 2 * kv_heads) * 128)
+    if rows == 1:
+        _step_linear._normed_vector(x, empty(size), empty(2 * inner, size), 1e-5, None, True)
+        _step_linear._residual_vector(empty(1, inner), empty(size, inner), x, None)
+    else:
+        qkv = _step_linear._split(x, empty(qkv.shape[1], size))
+        _step_linear._gated(x, empty(2 * inner, size))
+        _step_linear._sum_rms_norm(_step_linear._split(empty(rows, inner), empty(size, inner)), x, empty(size), 1e-5, None)
+    table = ints(rows, 16, dtype=torch.int32)
+    _rope_cache._rope_to_cache(qkv, floats(4096, 64), floats(4096, 64), ints(rows), pages, pages, table, None, heads, None)
+
+
 def matrices(outputs, size):
     for batch in (1, 16):
         _gemv._gemv(empty(batch, size), empty(outputs, size), empty(batch, outputs))
@@ -128,6 +145,8 @@ def report():
     vocabulary(32768)
     decoding(1, 32, 8)
     matrices(4096, 14336)
+    for rows in (1, 64):
+        step(rows, 4096, 14336, 32, 8)
     heads, kv_heads = empty(8192, 32, 128), empty(8192, 8, 128)
     _invariant_attention._attention(heads, kv_heads, kv_heads, ints(5, dtype=torch.int32), 4096, 0.1, 0)
 

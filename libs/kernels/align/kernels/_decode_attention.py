@@ -132,7 +132,8 @@ def _decode(
             q, k_cache, v_cache, lengths, table, out, parts, peaks, lengths if counters is None else counters,
             k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), table.stride(0), scale * 1.4426950408889634, window, count,
             GROUP=group, GROUP_PADDED=max(16, _runtime.power_of_two(group)), PAGE=page, PAGED=page_table is not None,
-            FUSED=counters is not None, WIDE=_runtime.interpreted(), num_warps=c["warps"], num_stages=c["stages"], **shape,
+            FUSED=counters is not None, WIDE=_runtime.interpreted(), num_warps=c["warps"], num_stages=c["stages"],
+            **_runtime.early(), **shape,
         )  # fmt: skip
         if splits > 1 and counters is None:
             _decode_kernels.combine[(rows * heads,)](lengths, parts, peaks, out, window, count, num_warps=1, **shape)

@@ -4,6 +4,7 @@
 
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
+from triton.language.extra import cuda  # type: ignore[import-untyped]
 
 LOWEST = tl.constexpr(-1.0e30)  # below every score; finite, so that a difference of two is 0 and not NaN
 
@@ -53,26 +54,45 @@ def _merge(
     return total / tl.where(mass > 0, mass, 1.0)[:, None]
 
 
+@triton.jit
+def _fetch(at):
+    """Asks for the 128 bytes at each address; nothing waits for them."""
+    tl.inline_asm_elementwise("{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+
+
 @triton.jit(do_not_specialize=["window", "count"])
 def split(
     q, keys, values, lengths, table, out, parts, peaks, counters, page_stride, slot_stride, head_stride, table_stride, scale, window, count,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, PAGED: tl.constexpr, FUSED: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (key head, row, part of its keys) a program; all query heads of the key head at once. `scale` includes log2(e).
 
     A row of one part is written at once. Of several parts, the program that ends last joins them (FUSED: `counters` count, and are 0 again
-    afterwards), or `combine` does; in the order of the parts either way.
+    afterwards), or `combine` does; in the order of the parts either way. PDL: started while the kernel before still runs, see
+    `_step_kernels`.
     """
     head = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
     begin, end, first, share, number = _keys_of(lengths, row, window, KEYS, SPLITS, CHUNK)
+    lane = tl.arange(0, DIM)
+    low = first + part * share
+    high = tl.minimum(end, low + share)
+    if PDL:
+        if PAGED and PAGE % KEYS == 0 and part < number:  # the first tile of keys and values can already travel to the cache
+            page = tl.load(table + row * table_stride + low // PAGE).to(tl.int64)
+            line = tl.arange(0, KEYS)
+            ahead = page * page_stride + (low % PAGE + line).to(tl.int64) * slot_stride + head * head_stride
+            _fetch(keys + ahead)
+            _fetch(values + ahead)
+            if DIM * 2 > 128:
+                _fetch(keys + ahead + 64)
+                _fetch(values + ahead + 64)
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
     if part < number:
-        low = first + part * share
-        high = tl.minimum(end, low + share)
-        lane = tl.arange(0, DIM)
         member = tl.arange(0, GROUP_PADDED)
         own = (member < GROUP)[:, None] & (lane < D)[None, :]
         query = (row * HEADS + head * GROUP + member)[:, None] * D + lane[None, :]
@@ -188,3 +208,57 @@ def gemv_few(
     if ADD:
         total += tl.load(addend + where, mask=here, other=0.0).to(tl.float32)
     tl.store(out + where, total.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def rope_to_cache(
+    qkv, bias, cos, sin, positions, keys, values, table, rows, turned, tokens, table_stride, page_stride, slot_stride, head_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_ROWS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK heads of one token a program, queries, keys and values counted through; queries go to `turned`, the others to the cache. PARTS
+    above 0: qkv are so many parts in fp32, `tokens` rows each, to be added."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    pair = tl.arange(0, PAIRS)
+    row = token
+    if HAS_ROWS:
+        row = tl.load(rows + token)
+    position = tl.load(positions + token)
+    page = tl.load(table + row * table_stride + position // PAGE).to(tl.int64)
+    slot = page * page_stride + (position % PAGE) * slot_stride
+    c = tl.load(cos + position * HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    s = tl.load(sin + position * HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    inside = (head < HEADS + 2 * KV_HEADS)[:, None] & (pair < HALF)[None, :]
+    if PDL:  # all before is of an earlier step
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+    lane = head[:, None] * (2 * HALF) + pair[None, :]
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * 2 * HALF
+    source = qkv + token * WIDTH + lane
+    a = tl.load(source, mask=inside, other=0.0)
+    b = tl.load(source + HALF, mask=inside, other=0.0)
+    if PARTS > 0:
+        for part in tl.static_range(1, PARTS):
+            a += tl.load(source + part * tokens * WIDTH, mask=inside, other=0.0)
+            b += tl.load(source + part * tokens * WIDTH + HALF, mask=inside, other=0.0)
+    if BIAS:
+        a = a.to(tl.float32) + tl.load(bias + lane, mask=inside, other=0.0).to(tl.float32)
+        b = b.to(tl.float32) + tl.load(bias + lane + HALF, mask=inside, other=0.0).to(tl.float32)
+    a = a.to(turned.dtype.element_ty)
+    b = b.to(turned.dtype.element_ty)
+    low = a.to(tl.float32) * c[None, :] - b.to(tl.float32) * s[None, :]
+    high = b.to(tl.float32) * c[None, :] + a.to(tl.float32) * s[None, :]
+    low, high = low.to(a.dtype), high.to(a.dtype)
+    is_q = inside & (head < HEADS)[:, None]
+    is_k = inside & ((head >= HEADS) & (head < HEADS + KV_HEADS))[:, None]
+    is_v = inside & (head >= HEADS + KV_HEADS)[:, None]
+    to_q = turned + (token * HEADS + head)[:, None] * (2 * HALF) + pair[None, :]
+    tl.store(to_q, low, mask=is_q)
+    tl.store(to_q + HALF, high, mask=is_q)
+    to_k = keys + slot + (head - HEADS)[:, None] * head_stride + pair[None, :]
+    tl.store(to_k, low, mask=is_k)
+    tl.store(to_k + HALF, high, mask=is_k)
+    to_v = values + slot + (head - HEADS - KV_HEADS)[:, None] * head_stride + pair[None, :]
+    tl.store(to_v, a, mask=is_v)
+    tl.store(to_v + HALF, b, mask=is_v)

@@ -53,7 +53,10 @@ def invariant_decode(
     from align.kernels import _decode_attention
 
     _decode_attention._check(q, k_cache, v_cache, lengths, page_table)
-    _check(q, k_cache.flatten(0, 1), v_cache.flatten(0, 1), window)
+    if q.dtype != k_cache.dtype:
+        raise KernelError(f"q is {q.dtype}, the cache {k_cache.dtype}; they must be alike")
+    if window is not None and window < 1:
+        raise KernelError(f"window {window} must be at least 1, or None for all keys")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out: Tensor = torch.ops.align.invariant_decode(q, k_cache, v_cache, lengths, page_table, scale, window or 0)
     return out

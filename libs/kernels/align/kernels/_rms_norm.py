@@ -84,6 +84,7 @@ def _launch_forward(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
             _row_kernels.rms_norm[(_runtime.cdiv(flat.shape[0], c["rows"]),)](
                 flat, other, weight, y, h, rstd, flat.shape[0], eps,
                 D=size, BLOCK=_runtime.power_of_two(size), ROWS=c["rows"], ADD=residual is not None, num_warps=c["warps"],
+                **_runtime.early(),
             )  # fmt: skip
     return y.view(x.shape), h.view(x.shape), rstd
 

@@ -4,12 +4,18 @@
 
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
+from triton.language.extra import cuda  # type: ignore[import-untyped]
 
 
 @triton.jit(do_not_specialize=["rows"])  # a batch of another size must not compile again
 def rms_norm(
-    x, residual, weight, y, h, rstd, rows, eps, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr
+    x, residual, weight, y, h, rstd, rows, eps, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    """PDL: started while the kernel before still runs, see `_step_kernels`; so is `swiglu`."""
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < D)[None, :]
@@ -111,8 +117,11 @@ def rope(
 
 
 @triton.jit
-def swiglu(gate, up, out, gate_stride, up_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def swiglu(gate, up, out, gate_stride, up_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """out = silu(gate) * up; BLOCK columns of one row a program."""
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
     blocks = tl.cdiv(SIZE, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)

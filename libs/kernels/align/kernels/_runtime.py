@@ -65,6 +65,11 @@ def use_kernel(x: Tensor) -> bool:
     return x.dtype in FAST_DTYPES and (x.is_cuda or interpreted())
 
 
+def early() -> dict[str, bool]:
+    """Options of a kernel that begins while the one before it still runs and waits for its end itself; not in the interpreter."""
+    return {"PDL": False} if interpreted() else {"PDL": True, "launch_pdl": True}
+
+
 def on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be the tensor's."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():

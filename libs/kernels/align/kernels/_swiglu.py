@@ -56,7 +56,7 @@ def _launch(gate: Tensor, up: Tensor) -> Tensor:
     if out.numel():
         with _runtime.on(gate):
             _row_kernels.swiglu[(blocks * g.shape[0],)](
-                g, u, out, g.stride(0), u.stride(0), SIZE=g.shape[1], BLOCK=block, num_warps=warps
+                g, u, out, g.stride(0), u.stride(0), SIZE=g.shape[1], BLOCK=block, num_warps=warps, **_runtime.early()
             )  # fmt: skip
     return out
 
