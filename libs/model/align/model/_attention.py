@@ -18,7 +18,8 @@ from align.model._errors import ModelError
 # sdpa_cached: keys and values from a KVCache.
 _PADDING_LIMIT = 2.5  # padded tokens for each real one, up to which packed documents are attended to in one call
 # varlen: packed rows on a GPU in bf16 or fp16, torch.nn.attention.varlen; nothing waits for the device.
-FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached", "varlen")
+# invariant: for strict sampling; packed or not, a token's result is the same bits whatever else is in the batch (half precision, a GPU).
+FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached", "varlen", "invariant")
 
 
 def pick_forward_impl(*, packed: bool = False, cached: bool = False, like: Tensor | None = None) -> str:
@@ -41,8 +42,8 @@ class Context:
     slots: Tensor | None = None  # (B * T,) rows of the flattened cache to write; None: the first T of every row
     bound: int = 0  # keys 0 .. bound - 1 of the cache are looked at
     masks: dict[Any, Tensor] = field(default_factory=dict)  # window -> mask, built once
-    ends: Tensor | None = None  # varlen: (S + 1,) int32 on the device
-    longest: int = 0  # varlen: no document is longer
+    ends: Tensor | None = None  # varlen, invariant: (S + 1,) int32 on the device
+    longest: int = 0  # varlen, invariant: no document is longer
     kernel: Callable[..., Any] | None = None  # varlen: torch's
     says_gqa: bool = False  # varlen: whether it wants to be told of fewer key heads
 
@@ -56,6 +57,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, context: Context, layer: int, window
         return _cached(q, k, v, context, context.cache, layer, window)
     if context.impl == "varlen":
         return _varlen(q, k, v, context, window)
+    if context.impl == "invariant":
+        return _invariant(q, k, v, context, window)
     if context.impl == "cpu_per_document":
         return _per_document(q, k, v, context, window)
     return _causal(q, k, v, window, context)
@@ -83,6 +86,14 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | Non
         options["enable_gqa"] = q.shape[2] != k.shape[2]
     flat = (q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
     out: Tensor = context.kernel(*flat, context.ends, context.ends, context.longest, context.longest, **options)
+    return out.view(q.shape[0], q.shape[1], -1)
+
+
+def _invariant(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:
+    from align.kernels import invariant_attention
+
+    assert context.ends is not None
+    out = invariant_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), context.ends, context.longest, window=window)
     return out.view(q.shape[0], q.shape[1], -1)
 
 
@@ -170,6 +181,8 @@ def context_for(
         raise ModelError(f"forward_impl {impl!r} is unknown; known are {', '.join(FORWARD_IMPLS)}")
     if impl == "cpu_per_document" and packed and cache is None:
         wanted = impl  # it runs everywhere
+    if impl == "invariant" and cache is None:
+        return _invariant_context(shape, position_ids, cu_seqlens, max_seqlen, like)
     if impl not in (None, wanted):
         raise ModelError(f"forward_impl {impl!r} does not fit this call, which wants {wanted!r}; leave it out")
     if cache is not None:
@@ -189,6 +202,22 @@ def context_for(
     if position_ids is not None and position_ids.device.type == "cpu" and bool((position_ids[:, 1:] == 0).any()):
         raise ModelError("position_ids begin again within a row, which is one sequence without cu_seqlens; give cu_seqlens")
     return Context(wanted), position_ids
+
+
+def _invariant_context(
+    shape: torch.Size, position_ids: Tensor | None, cu_seqlens: Tensor | None, max_seqlen: int | None, like: Tensor
+) -> tuple[Context, Tensor | None]:
+    """Each document alone, or each row."""
+    batch, length = shape
+    if cu_seqlens is None:
+        ends = torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=like.device)
+        return Context("invariant", ends=ends, longest=length), position_ids
+    if position_ids is not None and max_seqlen is not None:
+        return Context("invariant", ends=cu_seqlens.int(), longest=max_seqlen), position_ids
+    spans = _spans(cu_seqlens, batch * length)
+    if position_ids is None:
+        position_ids = torch.cat([torch.arange(b - a, device=cu_seqlens.device) for a, b in spans]).view(batch, length)
+    return Context("invariant", ends=cu_seqlens.int(), longest=max(b - a for a, b in spans)), position_ids
 
 
 def _spans(cu_seqlens: Tensor, total: int) -> tuple[tuple[int, int], ...]:

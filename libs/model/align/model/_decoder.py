@@ -178,7 +178,7 @@ class Decoder(nn.Module):
         )  # fmt: skip
         self._check_length(input_ids.shape[1], context, max_seqlen)
         hidden: Tensor = self.model.embed_tokens(input_ids)
-        if cache is None and _fused.wanted(self, hidden):
+        if cache is None and (context.impl == "invariant" or _fused.wanted(self, hidden)):
             return _fused.hidden_states(self, hidden, positions, context)
         cos, sin = self._angles(positions, input_ids.shape[1], hidden)
         for number, layer in enumerate(self.model.layers):
@@ -220,7 +220,7 @@ class Decoder(nn.Module):
     def _check_length(self, length: int, context: Context, max_seqlen: int | None) -> None:
         if context.cache is not None:
             return  # new_cache has checked
-        if context.impl == "varlen":
+        if context.impl in ("varlen", "invariant"):
             length = context.longest if max_seqlen is None else 0  # the true lengths are on the device, max_seqlen is rounded up
         elif context.spans:
             length = max(b - a for a, b in context.spans)

@@ -5,7 +5,7 @@ The same function as the plain blocks' to rounding (norm, rotation and activatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from align import kernels
 from align.model._attention import Context, attend
+from align.model._errors import ModelError
 
 if TYPE_CHECKING:
     from align.model._decoder import Block, Decoder
@@ -30,7 +31,7 @@ class Fused(NamedTuple):
 
 
 def wanted(self: Decoder, hidden: Tensor) -> bool:
-    """Whether a forward without a cache takes this way."""
+    """Whether a forward without a cache takes this way; `invariant`, which is this way with other products, always does."""
     return self.fused and hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -60,15 +61,28 @@ def block(self: Block, residual: Tensor, cos: Tensor, sin: Tensor, context: Cont
         normed = kernels.rms_norm(residual, norm.weight, norm.eps)
     else:
         normed, residual = kernels.add_rms_norm(fused.branch, residual, norm.weight, norm.eps)
-    q, k, v = _queries_keys_values(self.self_attn, normed, cos, sin, fused)
-    mixed = self.self_attn.o_proj(attend(q, k, v, context, self.self_attn.layer, self.self_attn.window))
+    linear = _invariant if context.impl == "invariant" else _call
+    q, k, v = _queries_keys_values(self.self_attn, normed, cos, sin, fused, linear)
+    mixed = linear(self.self_attn.o_proj, attend(q, k, v, context, self.self_attn.layer, self.self_attn.window))
     norm, mlp = self.post_attention_layernorm, self.mlp
     normed, residual = kernels.add_rms_norm(mixed, residual, norm.weight, norm.eps)
     if fused.gate_up is None:
-        inner = kernels.swiglu(mlp.gate_proj(normed), mlp.up_proj(normed))
+        inner = kernels.swiglu(linear(mlp.gate_proj, normed), linear(mlp.up_proj, normed))
     else:
         inner = kernels.swiglu_packed(_joint(normed, fused.gate_up, mlp.gate_proj, mlp.up_proj))
-    return residual, mlp.down_proj(inner)
+    return residual, linear(mlp.down_proj, inner)
+
+
+def _call(linear: nn.Module, x: Tensor) -> Tensor:
+    out: Tensor = linear(x)
+    return out
+
+
+def _invariant(linear: nn.Module, x: Tensor) -> Tensor:
+    """The layer's product in an order that does not depend on the batch."""
+    if not isinstance(linear, nn.Linear):
+        raise ModelError(f"forward_impl 'invariant' has no product for a {type(linear).__name__}; merge the adapter into the weights")
+    return kernels.invariant_linear(x, linear.weight, linear.bias)
 
 
 def _joint(x: Tensor, joint: Tensor, *linears: nn.Module) -> Tensor:
@@ -76,7 +90,9 @@ def _joint(x: Tensor, joint: Tensor, *linears: nn.Module) -> Tensor:
     return out
 
 
-def _queries_keys_values(self: Any, x: Tensor, cos: Tensor, sin: Tensor, fused: Fused) -> tuple[Tensor, Tensor, Tensor]:
+def _queries_keys_values(
+    self: Any, x: Tensor, cos: Tensor, sin: Tensor, fused: Fused, linear: Callable[[nn.Module, Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
     """(B, T, H, Dh) and twice (B, T, Hkv, Dh), rotated; `self` is the block's Attention."""
     dim = self.head_dim
     if fused.qkv is not None:
@@ -86,8 +102,10 @@ def _queries_keys_values(self: Any, x: Tensor, cos: Tensor, sin: Tensor, fused: 
             return kernels.rope_qkv(qkv, cos, sin, fused.rows, heads=heads, kv_heads=kv_heads)
         q, k, v = qkv.view(*qkv.shape[:-1], -1, dim).split_with_sizes((heads, kv_heads, kv_heads), -2)
     else:
-        q, k, v = (linear(x).unflatten(-1, (-1, dim)) for linear in (self.q_proj, self.k_proj, self.v_proj))
-    if self.q_norm is not None:
+        q, k, v = (linear(part, x).unflatten(-1, (-1, dim)) for part in (self.q_proj, self.k_proj, self.v_proj))
+    if self.q_norm is not None and linear is _invariant:
+        q, k = (kernels.rms_norm(heads, norm.weight, norm.eps) for heads, norm in ((q, self.q_norm), (k, self.k_norm)))
+    elif self.q_norm is not None:
         q, k = self.q_norm(q), self.k_norm(k)
     return *kernels.rope(q, k, cos, sin, fused.rows), v
 
@@ -101,7 +119,7 @@ def hidden_states(self: Decoder, embedded: Tensor, positions: Tensor | None, con
     cos, sin, rows = _tables(self, embedded, positions)
     residual, branch = embedded, None
     for number, layer in enumerate(self.model.layers):
-        weights = (neighbours(linears) for linears in projections(layer))
+        weights = (None if context.impl == "invariant" else neighbours(linears) for linears in projections(layer))
         if self._recomputes(number):
             joined = residual if branch is None else residual + branch
             more = Fused(None, rows, *weights)

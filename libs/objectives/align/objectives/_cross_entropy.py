@@ -58,13 +58,16 @@ def chunked_cross_entropy(
     return loss
 
 
-def sequence_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None = None, *, chunk: int | None = None) -> Tensor:
+def sequence_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, mask: Tensor | None = None, *, chunk: int | None = None, invariant: bool = False
+) -> Tensor:
     """The log-probability of every target, 0 where the mask is False.
 
     The backward computes each chunk's logits again (the gradient of each position is not known in the forward), so the memory stays that
     of one chunk. Sum over the last axis for the log-probability of a sequence.
 
-    Args and errors: as `chunked_cross_entropy`.
+    Args and errors: as `chunked_cross_entropy`. invariant: on a GPU in an order that does not depend on the batch, for hidden states of the
+    forward `invariant`: then a strict sampler's log-probabilities are these, bit for bit.
 
     Returns:
         (...) of `targets`, fp32 (fp64 for fp64 input).
@@ -73,7 +76,7 @@ def sequence_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, mask: Ten
         from align.kernels import linear_logprob
 
         _check(hidden, weight, targets, mask)
-        return linear_logprob(hidden, weight, targets, mask, chunk=chunk)
+        return linear_logprob(hidden, weight, targets, mask, chunk=chunk, invariant=invariant)
     rows, ids, index = _trained_rows(hidden, weight, targets, mask)
     step = _chunk_rows(weight.shape[0], chunk)
     logprobs: Tensor = _ChunkedLogprobs.apply(rows, weight, ids, step)  # type: ignore[no-untyped-call]
