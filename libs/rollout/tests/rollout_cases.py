@@ -56,13 +56,13 @@ def make_prompts(count, seed=0, low=1, high=20):
 @torch.no_grad()
 def full_logits(model, sample):
     """Logits of every sampled token from one forward without a cache: what a trainer computes. (N, V) float64."""
-    ids = torch.tensor([sample.prompt_ids + sample.ids])
-    return model.lm_head(model(ids))[0, len(sample.prompt_ids) - 1 : -1].double()
+    ids = torch.tensor([sample.prompt_ids + sample.ids], device=model.output_weight.device)
+    return model.lm_head(model(ids))[0, len(sample.prompt_ids) - 1 : -1].double().cpu()
 
 
-def check_greedy(name, count):
-    model = make_model(name)
-    samples = NativeSampler(model, eos_ids=[0], max_batch=16).generate(make_prompts(count), max_new_tokens=24, temperature=0)
+def check_greedy(name, count, device="cpu", **options):
+    model = make_model(name).to(device)
+    samples = NativeSampler(model, eos_ids=[0], max_batch=16, **options).generate(make_prompts(count), max_new_tokens=24, temperature=0)
     for sample in samples:
         logits = full_logits(model, sample)
         assert sample.ids == logits.argmax(-1).tolist()

@@ -111,10 +111,7 @@ def test_temperature_zero_takes_the_most_likely_token():
 def test_equally_likely_tokens_stay_together_and_one_token_always_stays():
     logits = torch.tensor([[2.0, 2.0, 2.0, 0.0]])
     noise = Noise(1, 4, CPU)
-    seen = {
-        int(draw(logits, SamplingParams(top_k=1), noise.negative_exponential(torch.tensor([sample_key(0, i)])))[0])
-        for i in range(100)
-    }
+    seen = {int(draw(logits, SamplingParams(top_k=1), noise.negative_exponential(torch.tensor([sample_key(0, i)])))[0]) for i in range(100)}
     assert seen == {0, 1, 2}
     tokens, logprobs, _ = draw(
         torch.tensor([[0.0, 5.0, 1.0, 2.0]]), SamplingParams(top_p=1e-6), noise.negative_exponential(torch.tensor([1]))
@@ -123,7 +120,7 @@ def test_equally_likely_tokens_stay_together_and_one_token_always_stays():
 
 
 def test_logits_in_bf16_are_normalised_in_fp32():  # R073
-    logits = (torch.randn(3, 32000) * 4).bfloat16()
+    logits = (torch.randn(3, 32000, generator=torch.Generator().manual_seed(0)) * 4).bfloat16()
     noise = Noise(3, 32000, CPU).negative_exponential(torch.tensor([1, 2, 3]))
     tokens, logprobs, raw = draw(logits, SamplingParams(), noise)
     wanted = logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]

@@ -8,6 +8,8 @@ from functools import partial
 import torch
 
 from align.model import Decoder
+from align.rollout._engine import Engine, engine_for
+from align.rollout._paged_run import PagedRun
 from align.rollout._run import Request, Run
 from align.rollout._sampling import RolloutError, SamplingParams
 from align.rollout._stops import StopStrings
@@ -23,15 +25,36 @@ class NativeSampler:
     1e-6. A tie closer than that can still go either way.
     """
 
-    def __init__(self, model: Decoder, *, eos_ids: Sequence[int], max_batch: int = 128) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        eos_ids: Sequence[int],
+        max_batch: int = 128,
+        kv_budget_gb: float | None = None,
+        strict: bool = False,
+        paged: bool | None = None,
+    ) -> None:
         """eos_ids: tokens that end every sample. max_batch: samples decoded at once; it bounds the cache, not what `generate` accepts.
 
+        kv_budget_gb: GiB of the paged cache; requests beyond it wait. None: what a call needs, at most 60 % of the GPU's free memory.
+        strict: log-probabilities bit-equal to those of the trainer's forward `invariant`, whatever the batch; slower.
+        paged: the engine with a paged cache and captured steps, or the simple one. None: the former on a GPU in half precision, and for
+        `strict`.
+
         Raises:
-            RolloutError: an id outside the vocabulary, max_batch below 1.
+            RolloutError: an id outside the vocabulary, max_batch below 1, a budget not above 0, or one for the simple engine.
         """
         if max_batch < 1:
             raise RolloutError(f"max_batch {max_batch} must be at least 1")
-        self._model, self._max_batch = model, max_batch
+        if kv_budget_gb is not None and not kv_budget_gb > 0:
+            raise RolloutError(f"kv_budget_gb {kv_budget_gb} must be above 0, or None for what is needed and free")
+        half = model.output_weight.is_cuda and model.output_weight.dtype in (torch.bfloat16, torch.float16)
+        self._paged = (half or strict or kv_budget_gb is not None) if paged is None else paged
+        if not self._paged and (strict or kv_budget_gb is not None):
+            raise RolloutError("strict and kv_budget_gb are of the paged engine; leave out paged=False")
+        self._model, self._max_batch, self._kv_budget_gb, self._strict = model, max_batch, kv_budget_gb, strict
+        self._engine: Engine | None = None
         self._eos_ids = _checked_ids(eos_ids, model.config.vocab_size, "eos_ids")
         self.weights_version = 0
         """Recorded in each Sample; whoever changes the weights sets it, to the optimizer step for one."""
@@ -92,8 +115,23 @@ class NativeSampler:
         requests = [Request(prompt, seed, min(max_new_tokens, window - len(prompt))) for prompt, seed in zip(prompts, seeds, strict=True)]
         stops = [*self._eos_ids, *_checked_ids(stop_ids, vocab_size, "stop_ids")]
         watch = partial(StopStrings, list(stop_strings), tokenizer) if stop_strings and tokenizer else None
-        run = Run(self._model, requests, n, params, self._max_batch, stops, watch, on_token)
-        return run.samples(self.weights_version)
+        if not self._paged:
+            return Run(self._model, requests, n, params, self._max_batch, stops, watch, on_token).samples(self.weights_version)
+        self._engine = engine_for(
+            self._model,
+            self._engine,
+            rows=self._max_batch,
+            longest=max(len(request.prompt) + request.limit for request in requests),
+            samples=len(requests) * n,
+            kv_budget_gb=self._kv_budget_gb,
+            strict=self._strict,
+        )
+        paged = PagedRun(self._engine, requests, n, params, self._max_batch, stops, watch, on_token)
+        return paged.samples(self.weights_version)
+
+    def release(self) -> None:
+        """Frees the cache and the captured steps, for a training phase to use the memory; the next `generate` makes them anew."""
+        self._engine = None
 
 
 def _checked_ids(ids: Sequence[int], vocab_size: int, what: str) -> list[int]:

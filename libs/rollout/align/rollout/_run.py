@@ -183,17 +183,35 @@ class Run:
         self._bound = int(self._state[_POSITION, : self._active].max()) + 1 if self._active else 0
 
     def _collect(self, weights_version: int) -> list[Sample]:
-        device = self._ids.device
-        taken = torch.arange(self._width, device=device) < torch.tensor(self._lengths, device=device)[:, None]  # (samples, width)
-        ids, logprobs, raw = (buffer.view(taken.shape)[taken].tolist() for buffer in (self._ids, self._logprobs, self._raw_logprobs))
-        if not torch.isfinite(self._raw_logprobs).all():
-            bad = int((~torch.isfinite(self._raw_logprobs.view(taken.shape))).any(1).nonzero()[0])
-            raise RolloutError(f"logits are not finite in sample {bad % self._n} of prompt {bad // self._n}; look for NaN in the weights")
-        out, start = [], 0
-        for sample, (length, stopped) in enumerate(zip(self._lengths, self._stopped, strict=True)):
-            end = start + length
-            reason: Literal["stop", "length"] = "stop" if stopped else "length"
-            prompt = self._requests[sample // self._n].prompt
-            out.append(Sample(prompt, ids[start:end], logprobs[start:end], raw[start:end], reason, weights_version))
-            start = end
-        return out
+        ids, own, raw = (buffer.view(len(self._lengths), self._width) for buffer in (self._ids, self._logprobs, self._raw_logprobs))
+        return collect(self._requests, self._n, ids, own, raw, self._lengths, self._stopped, weights_version)
+
+
+def collect(
+    requests: list[Request],
+    n: int,
+    ids: torch.Tensor,
+    logprobs: torch.Tensor,
+    raw_logprobs: torch.Tensor,
+    lengths: list[int],
+    stopped: list[bool],
+    weights_version: int,
+) -> list[Sample]:
+    """The samples of buffers (samples, width), of which the first `lengths` columns count.
+
+    Raises:
+        RolloutError: a log-probability is not finite.
+    """
+    taken = torch.arange(ids.shape[1], device=ids.device) < torch.tensor(lengths, device=ids.device)[:, None]  # (samples, width)
+    bad = (taken & ~torch.isfinite(raw_logprobs)).any(1)
+    if bad.any():
+        sample = int(bad.nonzero()[0])
+        raise RolloutError(f"logits are not finite in sample {sample % n} of prompt {sample // n}; look for NaN in the weights")
+    tokens, own, raw = (buffer[taken].tolist() for buffer in (ids, logprobs, raw_logprobs))
+    out, start = [], 0
+    for sample, (length, stop) in enumerate(zip(lengths, stopped, strict=True)):
+        end = start + length
+        reason: Literal["stop", "length"] = "stop" if stop else "length"
+        out.append(Sample(requests[sample // n].prompt, tokens[start:end], own[start:end], raw[start:end], reason, weights_version))
+        start = end
+    return out
