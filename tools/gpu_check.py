@@ -25,6 +25,7 @@ ARGUMENTS: dict[str, list[str] | None] = {
     "libs/tracking/benchmarks/report.py": ["100000"],
     "libs/verify/benchmarks/compare.py": None,  # the oracles
     "stages/benchmarks/optimizers_sft.py": None,  # weights
+    "stages/benchmarks/rl_gpu.py": ["--only", "grpo-1.44B,dpo-1.44B"],
 }
 SAID_LINES = 60  # of a benchmark's words, the last ones
 
