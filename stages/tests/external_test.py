@@ -108,7 +108,7 @@ class FakeVllm:
 
     def add_request(self, request_id, prompt, params):
         if prompt["prompt_token_ids"][0] == 13:
-            raise ValueError("13 is unlucky")
+            raise LookupError("13 is unlucky")
         self.asked[request_id] = (prompt["prompt_token_ids"], params)
         self.waiting.append(request_id)
 

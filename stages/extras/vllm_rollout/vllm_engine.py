@@ -32,14 +32,20 @@ class VllmEngine:
             raise ValueError(
                 f"a prompt of {len(request.prompt)} tokens in a window of {self._window}; start vLLM with a larger --max-model-len"
             )
-        params = self._params(
+        try:
+            self._engine.add_request(key, {"prompt_token_ids": request.prompt}, self._sampling(request, room))
+        except Exception as error:  # vLLM's own errors have no class in common with ValueError
+            raise ValueError(f"vLLM: {error}") from error
+        self._requests[key] = request
+
+    def _sampling(self, request: Generate, room: int) -> Any:
+        """The request as SamplingParams, with at most `room` new tokens."""
+        return self._params(
             n=request.n if request.temperature else 1, temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, min_p=request.min_p,
             seed=request.seed % _SEEDS, max_tokens=min(request.max_new_tokens, room), stop_token_ids=request.stop_ids,
             stop=request.stop_strings, ignore_eos=True, logprobs=0, detokenize=bool(request.stop_strings), skip_special_tokens=False,
             output_kind=self._final,
         )  # fmt: skip
-        self._engine.add_request(key, {"prompt_token_ids": request.prompt}, params)
-        self._requests[key] = request
 
     def step(self) -> list[tuple[str, list[Drawn]]]:
         done = []
