@@ -41,8 +41,8 @@ class VllmEngine:
     def _sampling(self, request: Generate, room: int) -> Any:
         """The request as SamplingParams, with at most `room` new tokens."""
         return self._params(
-            n=request.n if request.temperature else 1, temperature=request.temperature, top_p=request.top_p, top_k=request.top_k, min_p=request.min_p,
-            seed=request.seed % _SEEDS, max_tokens=min(request.max_new_tokens, room), stop_token_ids=request.stop_ids,
+            n=request.n if request.temperature else 1, temperature=request.temperature, top_p=request.top_p, top_k=request.top_k,
+            min_p=request.min_p, seed=request.seed % _SEEDS, max_tokens=min(request.max_new_tokens, room), stop_token_ids=request.stop_ids,
             stop=request.stop_strings, ignore_eos=True, logprobs=0, detokenize=bool(request.stop_strings), skip_special_tokens=False,
             output_kind=self._final,
         )  # fmt: skip
