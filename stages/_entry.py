@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from align.config import Invocation, caller_path, parse_cli, workspace_root
+from align.tracking import RunDir
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).absolute().parents[1]
@@ -29,6 +30,17 @@ def say(text: str) -> None:
 def rank() -> int:
     """This process among those that a launcher started; 0 without one."""
     return int(os.environ.get("RANK", "0"))
+
+
+class Life:
+    """Shows that a run lives, once it has a run directory: what is built before that is given this."""
+
+    def __init__(self) -> None:
+        self.run: RunDir | None = None
+
+    def __call__(self) -> None:
+        if self.run is not None:
+            self.run.alive()
 
 
 def keep_freed_memory() -> None:

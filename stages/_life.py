@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeVar
 from torch import nn
 
 from align.rollout import Sample
-from align.tracking import RunDir
 
 T = TypeVar("T")
 WAIT_S = 10.0  # between two signs while something is waited for that has a limit of its own
@@ -15,17 +14,6 @@ WAIT_S = 10.0  # between two signs while something is waited for that has a limi
 
 class _Sampler(Protocol):
     def generate(self, prompts_ids: Sequence[Sequence[int]], **options: Any) -> list[Sample]: ...
-
-
-class Life:
-    """Shows that a run lives, once it has a run directory: what is built before that is given this."""
-
-    def __init__(self) -> None:
-        self.run: RunDir | None = None
-
-    def __call__(self) -> None:
-        if self.run is not None:
-            self.run.alive()
 
 
 class LivingSampler:

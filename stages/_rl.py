@@ -31,7 +31,8 @@ from _common import (
     say,
     with_intervals,
 )
-from _life import Life, LivingSampler, awaited, show_forwards
+from _entry import Life
+from _life import LivingSampler, awaited, show_forwards
 
 from align.checkpoint import load
 from align.config import ConfigError, Invocation, dumps

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
 
-from _entry import find, run_stage, say
+from _entry import Life, find, run_stage, say
 from _kept import Kept, open_folder, rows_path, write_tests
 from _sources import File, Published, Reading, files_on_disk, list_files, read_file
 
@@ -124,12 +124,14 @@ def build_data(call: Invocation[BuildDataConfig]) -> int:
         raise ConfigError(f"tests.sets names a set twice: {', '.join(config.tests.sets)}")
     reading = reading_of(config.data)
     run_dir = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("build_data-%Y%m%d-%H%M%S")
-    hub = cache(lambda: Hub(progress=hub_progress()))
+    alive = Life()
+    hub = cache(lambda: Hub(progress=hub_progress(alive)))
     if call.dry_run:
         return plan(config, list_files(config.data.sources, hub), reading, tests, tokenizer, hub)
     settings = {**asdict(config), "fingerprint": tokenizer.fingerprint}
     with open_folder(run_dir, settings, lambda: list_files(config.data.sources, hub)) as folder:
         run = RunDir.create(run_dir, config_toml=dumps(config), env=environment({}), resume_step=0 if folder.again else None)
+        alive.run = run
         say(f"files    {len(folder.files)}, {sum(file.size for file in folder.files):,} bytes" + (", going on" if folder.again else ""))
         fields: dict[str, Any] = {"stage": "build_data", "steps": 0, "checkpoint": None}
         try:
@@ -331,12 +333,13 @@ def stopped_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def hub_progress() -> Callable[[str, int, int | None], None]:
-    """Tells now and then how much of a file has arrived."""
+def hub_progress(alive: Callable[[], None]) -> Callable[[str, int, int | None], None]:
+    """Tells now and then how much of a file has arrived; each chunk is a sign of life."""
     told = time.monotonic()
 
     def tell(path: str, done: int, size: int | None) -> None:
         nonlocal told
+        alive()
         if time.monotonic() - told > TOLD_EVERY_S:
             told = time.monotonic()
             print(f"         {path}: {done:,} of {size or 0:,} bytes", file=sys.stderr, flush=True)
