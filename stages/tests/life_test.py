@@ -1,9 +1,10 @@
 """Signs of life: with a clock that only work moves, no run is silent for more than 30 s in any phase of any stage.
 
-A forward of a model takes ten seconds of this clock, a sampled token ten more, a file on its way to the disk one.
+A forward of a model takes ten seconds of this clock, a step of sampling ten more, a file on its way to the disk one.
 """
 
 import os
+import threading
 import time
 
 import _life
@@ -26,7 +27,7 @@ PRETRAIN = [
     "train.max_steps=3", "data.rows=60", "data.held_out=0.1", "schedule.warmup_steps=1", "schedule.decay_steps=1", "data.max_length=128",
     "eval.every=2", "checkpoint.every=2",
 ]  # fmt: skip
-FORWARD_S, TOKEN_S, SYNC_S, LIMIT_S = 10, 10, 1, 30
+FORWARD_S, STEP_S, SYNC_S, LIMIT_S = 10, 10, 1, 30
 OTHERS = {
     "sft": lambda *words: run_stage("sft", SftConfig, on_ranks(str(STAGES / "sft.py"), sft), "", words),
     "pretrain": lambda *words: run_stage("pretrain", PretrainConfig, on_ranks(str(STAGES / "pretrain.py"), pretrain), "", words),
@@ -45,14 +46,17 @@ def caller(tmp_path, monkeypatch):
 def silences(monkeypatch):
     """How long the clock ran between two signs of a run, by run directory."""
     now, last, found = [0], {}, {}
+    lock = threading.Lock()  # a thread writes the checkpoint
 
     def work(seconds):
-        now[0] += seconds
+        with lock:
+            now[0] += seconds
 
     def sign(run):
-        if run.writes:
-            found.setdefault(run.path.name, []).append(now[0] - last.get(run.path, now[0]))
-            last[run.path] = now[0]
+        with lock:
+            if run.writes:
+                found.setdefault(run.path.name, []).append(now[0] - last.get(run.path, now[0]))
+                last[run.path] = now[0]
 
     def signing(name):
         original = getattr(RunDir, name)
@@ -60,8 +64,8 @@ def silences(monkeypatch):
 
     forward, generate, fsync = Decoder.forward, NativeSampler.generate, os.fsync
 
-    def sampled(sampler, prompts, *, on_token=None, **options):
-        return generate(sampler, prompts, on_token=lambda *drawn: (work(TOKEN_S), on_token and on_token(*drawn)), **options)
+    def sampled(sampler, prompts, *, on_step=None, **options):
+        return generate(sampler, prompts, on_step=lambda: (work(STEP_S), on_step and on_step()), **options)
 
     for name in ("__init__", "alive", "log", "finish"):
         signing(name)
