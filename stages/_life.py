@@ -17,13 +17,13 @@ class _Sampler(Protocol):
 
 
 class LivingSampler:
-    """A sampler each of whose tokens is a sign of life."""
+    """A sampler that shows life every few steps."""
 
     def __init__(self, sampler: _Sampler, alive: Callable[[], None]) -> None:
         self._sampler, self._alive = sampler, alive
 
     def generate(self, prompts_ids: Sequence[Sequence[int]], **options: Any) -> list[Sample]:
-        return self._sampler.generate(prompts_ids, on_token=lambda sample, token: self._alive(), **options)
+        return self._sampler.generate(prompts_ids, on_step=self._alive, **options)
 
 
 def show_forwards(alive: Callable[[], None], *models: nn.Module) -> None:

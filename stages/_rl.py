@@ -121,19 +121,23 @@ def load_start(call: Invocation[Any], stage: str) -> Loaded:
 
 
 class WholeSampler:
-    """Samples from the weights that are trained: in place, or from a whole copy of a sharded or adapted model, renewed at every call."""
+    """Samples from the weights that are trained: in place, by one sampler kept, or from a whole copy of a sharded or adapted model, renewed
+    at every call."""
 
     weights_version = 0
 
     def __init__(
         self, model: Decoder, *, eos_ids: Sequence[int], max_batch: int, alive: Callable[[], None] = lambda: None
     ) -> None:  # fmt: skip
-        """alive: called with every token."""
+        """alive: called every few steps."""
         self._model, self._eos_ids, self._max_batch, self._alive = model, eos_ids, max_batch, alive
+        self._kept: NativeSampler | None = None
 
     def generate(self, prompts_ids: Sequence[Sequence[int]], **options: Any) -> list[Sample]:
         """As NativeSampler.generate; all ranks call it together."""
-        sampler = NativeSampler(whole(self._model), eos_ids=self._eos_ids, max_batch=self._max_batch)
+        model = whole(self._model)
+        sampler = self._kept or NativeSampler(model, eos_ids=self._eos_ids, max_batch=self._max_batch)
+        self._kept = sampler if model is self._model else None
         sampler.weights_version = self.weights_version
         return LivingSampler(sampler, self._alive).generate(prompts_ids, **options)
 

@@ -116,7 +116,7 @@ def mixed(size: str, batch: int, prompt: int, new: int, device: str, strict: boo
             engine = engine_for(
                 model, engine, rows=batch, longest=prompt + max(lengths), samples=2 * batch, kv_budget_gb=None, strict=strict
             )
-            PagedRun(engine, requests, 1, SamplingParams(), batch, [], None, None).samples(0)
+            PagedRun(engine, requests, 1, SamplingParams(), batch, [], None).samples(0)
         wait(device)
         best = min(best, time.perf_counter() - start)
     return {"whole tok/s": sum(lengths) / best, "samples": 2 * batch, "seconds": best}

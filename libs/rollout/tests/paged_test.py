@@ -91,8 +91,9 @@ def test_tokens_are_shown_in_order_and_the_engine_is_kept():
     sampler, shown = NativeSampler(MODEL, eos_ids=[0, 1, 2], max_batch=5, paged=True), {}
     samples = sampler.generate(REQUESTS, **OPTIONS, on_token=lambda sample, token: shown.setdefault(sample, []).append(token))
     assert [shown[i] for i in range(27)] == [s.ids for s in samples] == [s.ids for s in WANTED]
-    engine = sampler._engine
-    sampler.generate(REQUESTS[:2], max_new_tokens=4)
+    engine, signs = sampler._engine, []
+    sampler.generate(REQUESTS[:2], max_new_tokens=9, on_step=lambda: signs.append(1))
+    assert len(signs) >= 2
     assert sampler._engine is engine
     sampler.release()
     assert sampler._engine is None

@@ -75,6 +75,7 @@ class NativeSampler:
         tokenizer: Tokenizer | None = None,
         seeds: Sequence[int] | None = None,
         on_token: Callable[[int, int], None] | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> list[Sample]:
         """n samples for each prompt, prompt by prompt: the samples of prompt i are items i * n to (i + 1) * n - 1.
 
@@ -85,7 +86,8 @@ class NativeSampler:
         seeds: one integer a prompt; sample j of it depends on (seed, j), so a larger n adds samples and changes none. None: drawn from
         torch's default generator.
         on_token: called with a sample's index in the result and its next token as they are drawn, for streaming; what it raises ends
-        the call.
+        the call. It costs a wait for the GPU a token.
+        on_step: called every few steps, and waits for nothing: a sign of life.
 
         Raises:
             RolloutError: a parameter out of its range, an empty prompt, an id outside the vocabulary, a prompt that fills the model's
@@ -116,7 +118,7 @@ class NativeSampler:
         stops = [*self._eos_ids, *_checked_ids(stop_ids, vocab_size, "stop_ids")]
         watch = partial(StopStrings, list(stop_strings), tokenizer) if stop_strings and tokenizer else None
         if not self._paged:
-            return Run(self._model, requests, n, params, self._max_batch, stops, watch, on_token).samples(self.weights_version)
+            return Run(self._model, requests, n, params, self._max_batch, stops, watch, on_token, on_step).samples(self.weights_version)
         self._engine = engine_for(
             self._model,
             self._engine,
@@ -126,7 +128,7 @@ class NativeSampler:
             kv_budget_gb=self._kv_budget_gb,
             strict=self._strict,
         )
-        paged = PagedRun(self._engine, requests, n, params, self._max_batch, stops, watch, on_token)
+        paged = PagedRun(self._engine, requests, n, params, self._max_batch, stops, watch, on_token, on_step)
         return paged.samples(self.weights_version)
 
     def release(self) -> None:

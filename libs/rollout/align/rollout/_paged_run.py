@@ -59,13 +59,14 @@ class PagedRun:
         max_batch: int,
         stop_ids: list[int],
         watch: Callable[[list[int]], StopStrings] | None,
-        on_token: Callable[[int, int], None] | None,
+        on_token: Callable[[int, int], None] | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
         self._engine, self._requests, self._n, self._max_rows = engine, requests, n, min(max_batch, engine.rows)
         engine.options.set(params)
         engine.stops.zero_()
         engine.stops[stop_ids] = True
-        self._watch, self._on_token = watch, on_token
+        self._watch, self._on_token, self._on_step = watch, on_token, on_step
         self._watchers: dict[int, StopStrings] = {}
         count, width = len(requests) * n, max(request.limit for request in requests)
         device = engine.device
@@ -90,6 +91,8 @@ class PagedRun:
                     raise RuntimeError(f"{self._engine.pages.free} free pages, no row runs, and the next prompt does not fit")
                 if self._rows:
                     self._advance()
+                if self._on_step:
+                    self._on_step()
         finally:  # a caller's error from on_token: nothing stays behind
             self._clear()
         steps, flags = self._ended.tolist()
@@ -165,6 +168,8 @@ class PagedRun:
         requests = [self._requests[index] for index in indices]
         taken = [pages.take(pages_for(len(request.prompt))) for request in requests]
         hidden = self._engine.prefill([request.prompt for request in requests], taken)
+        if self._on_step:
+            self._on_step()
         for index, request, own, last in zip(indices, requests, taken, hidden, strict=True):
             self._read.append(_Prompt(request, own, last, deque(range(index * self._n, (index + 1) * self._n))))
         return True

@@ -46,6 +46,7 @@ class Run:
         stop_ids: list[int],
         watch: Callable[[list[int]], StopStrings] | None,
         on_token: Callable[[int, int], None] | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
         device, vocab_size = model.output_weight.device, model.config.vocab_size
         self._model, self._requests, self._n, self._params = model, requests, n, params
@@ -56,7 +57,7 @@ class Run:
         self._stop_table = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._stop_table[stop_ids] = True
         self._watch = watch  # None without stop strings
-        self._on_token = on_token
+        self._on_token, self._on_step = on_token, on_step
         self._watchers: list[StopStrings] = []  # then one a running row
         self._owners: list[tuple[int, int]] = []  # one a running row: its sample, the step at which it entered
         # Results of sample s: cells s * width .. s * width + length - 1.
@@ -138,6 +139,8 @@ class Run:
         """Draws and records the next token of rows first .. active - 1 from their logits (rows, V); rows that are done leave."""
         state = self._state[:, first : self._active]
         cell = state[_CELL]
+        if self._on_step:
+            self._on_step()
         noise = self._noise.negative_exponential(self._keys.index_select(0, cell)) if self._params.temperature else None
         tokens, logprobs, raw_logprobs = draw(logits, self._params, noise)
         self._ids.index_copy_(0, cell, tokens)
