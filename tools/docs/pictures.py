@@ -168,8 +168,8 @@ def main(argv: list[str]) -> int:
             for name, run, size, dark in (("desktop", runs["grpo"], "desktop", False), ("phone", runs["grpo"], "phone", False),
                                           ("tripwire-dark", tripped, "desktop", True)):  # fmt: skip
                 complaints, tall = look(browser, run / "report.html", size, dark=dark)
-                (ROOT / f"docs/report-{name}.png").write_bytes(picture(browser, size, min(tall, 1150), scale=1, form="png"))
-                print(f"report-{name}.png", *complaints, sep="; ")
+                (ROOT / f"docs/report-{name}.webp").write_bytes(picture(browser, size, min(tall, 1150), scale=1, form="webp"))
+                print(f"report-{name}.webp", *complaints, sep="; ")
                 wrong += len(complaints)
     finally:
         browser.close()

@@ -92,6 +92,9 @@ def test_a_number_of_steps_and_evaluations_is_one_chart_and_an_evaluation_has_no
     labels = [svg.get("aria-label") for svg in svgs(write_report(run.path).read_text())]
     assert [label.partition(" over")[0] for label in labels] == ["Answer tokens", "Pass at 2"]
     assert "answer tokens from 11 to 13" in labels[0] and "answer tokens (evaluations) from 11 to 14" in labels[0]
+    run.finish("tripwire", metrics={"before": {"pass_at_2": 0.0}, "after": {"answer_tokens": 14.0}})
+    page = (run.path / "report.html").read_text()
+    assert "<td>pass at 2</td><td>0</td><td>–</td><td></td>" in page and "0.15 – 0.6" not in page  # the interval is of another evaluation
     judged = RunDir.create(tmp_path / "e", config_toml="", env={})
     judged.log(0, accuracy=0.5)
     judged.sample(0, prompt="p", output="o", correct=True)

@@ -191,7 +191,7 @@ def _before_after(run: _Run, result: Mapping[str, Any]) -> str:
     before, after = _metrics(result, "before"), _metrics(result, "after")
     columns = ["metric", "before", "after", "change"] if before else ["metric", "value"]
     ends = {f"{name}_{end}" for name in [*before, *after] for end in ("low", "high")}  # of an interval: shown beside its own number
-    intervals = {name: _interval(run, name) for name in [*before, *after] if name not in ends}
+    intervals = {name: _interval(run, name) if name in after else "" for name in [*before, *after] if name not in ends}
     if any(intervals.values()):
         columns.append("interval")
     rows = []
