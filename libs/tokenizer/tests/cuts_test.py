@@ -10,7 +10,7 @@ from tokenizer_cases import load
 from align.tokenizer import Tokenizer
 from align.tokenizer._cuts import chunk_pattern
 from align.tokenizer._pretokenise import GPT2_PATTERN
-from align.tokenizer._regex import Finder, digits_first, parse
+from align.tokenizer._regex import MARK, Finder, digits_first, many_at_once, parse
 from align.tokenizer._unicode import property_set
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,15 +33,23 @@ PATTERNS = {
 def test_chunks_do_not_change_the_words(name):
     """Every text of up to five of nine characters, and longer random ones of more kinds."""
     finder = Finder(PATTERNS[name], name)
-    chunks = re.compile(chunk_pattern(finder) or "").findall
+    pattern = chunk_pattern(finder) or ""
+    chunks, find_one = many_at_once(pattern, 3, 0), re.compile(pattern).findall
+
+    def one_by_one(text: str) -> list[str]:
+        return [part for part in find_one(text) if part]
+
     texts = ("".join(chars) for size in range(1, 6) for chars in itertools.product(" \n\ta1./'", repeat=size))
     draw = random.Random(4)
     alphabet = "   \n\n\r\t\u00a0\u2003\u3000\u2028\x1c\x85aAbsſ1٣./'!\u0301中🙂\U00010400"
     longer = ("".join(draw.choices(alphabet, k=draw.randrange(6, 25))) for _ in range(5000))
     for text in itertools.chain(texts, longer):
         parts = chunks(text)
+        assert parts == one_by_one(text)
         assert "".join(parts) == text
         assert list(itertools.chain.from_iterable(map(finder.words, parts))) == finder.words(text), text
+        if text.isascii():
+            assert finder.marked(MARK.join(parts)) == [w for p in parts for w in (*finder.words(p), MARK)][:-1], text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What holds for every text and every stream of ids."""
 
 import pickle
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizer_cases import load, rows
 
 from align.tokenizer import Decoder, Tokenizer, TokenizerError, vendored_dir
+from align.tokenizer._units import Ids
 
 NAMES = ("mistral-7b-v0.3", "mistral-7b-v0.3-legacy", "smollm2", "gpt2")
 
@@ -120,10 +122,11 @@ def test_pickle():
 def test_a_full_cache_starts_anew():
     tokenizer = Tokenizer.load(vendored_dir())
     tokenizer._bpe.cache_words = 50
+    tokenizer._ids = Ids(tokenizer._bpe, tokenizer._chunks)
     for row in rows("cases"):
         if row["tokenizer"] == "mistral-7b-v0.3":
             assert tokenizer.encode_with_offsets(row["text"]) == (row["ids"], [tuple(pair) for pair in row["offsets"]])
-            assert len(tokenizer._bpe) <= 50
+            assert len(tokenizer._ids.units.known) <= 50
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,3 +147,57 @@ def test_sentencepiece_file_gives_sentencepiece_ids():
         if row["tokenizer"] == "mistral-7b-v0.3-legacy":
             assert tokenizer.encode(row["text"], special="text") == row["ids_special_as_text"]
             assert tokenizer.decode(row["ids"]) == row["decoded"]
+
+
+def slow_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Without caches, chunks, segments or proofs: the pre-tokenizer's words, each merged by scanning."""
+    bpe, out = tokenizer._bpe, []
+    for word, _ in tokenizer._pretokenizer.pieces(text, [(i, i + 1) for i in range(len(text))], True):
+        parts = list(map(bpe.vocab.__getitem__, bpe.first_symbols(bpe.written(word))))
+        out += bpe.merged(parts)
+    return out
+
+
+@settings(max_examples=60)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=6))
+def test_caches_give_what_merging_each_word_gives(texts):
+    """Many units at a time, with marks between them, long and short, in a new tokenizer's caches and in full ones."""
+    for name in NAMES:
+        tokenizer = load(name)
+        tokenizer._ids = Ids(tokenizer._bpe, tokenizer._chunks)
+        tokenizer._places = None
+        for text in [*texts, " ".join(texts * 9)]:
+            if any(token in text for token in tokenizer.added_tokens):
+                continue
+            want = slow_ids(tokenizer, text)
+            assert tokenizer.encode(text) == want, (name, text)
+            assert tokenizer.encode_with_offsets(text).ids == want
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_said_to_be_whole_are(name):
+    bpe = load(name)._bpe
+    tokens = random.Random(5).sample([token for token in bpe.vocab if len(token) > 1], 3000)
+    said = [token for token in tokens if bpe._whole[bpe.vocab[token]]]
+    assert len(said) > 2900 or not bpe.byte_level
+    for token in said:
+        assert bpe.merged([bpe.vocab[char] for char in token]) == [bpe.vocab[token]], token
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_whole_tokens_of_any_merges(data):
+    """Merges in any order, several for one token, tokens that no text reaches."""
+    tokens, merges = list("ab"), []
+    for _ in range(data.draw(st.integers(1, 14))):
+        pair = data.draw(st.sampled_from(tokens)), data.draw(st.sampled_from(tokens))
+        if len("".join(pair)) <= 12 and pair not in merges:
+            merges.append(pair)
+            tokens = list(dict.fromkeys([*tokens, "".join(pair)]))
+    merges = data.draw(st.permutations(merges))
+    vocab = {token: i for i, token in enumerate(tokens)}
+    bpe = Tokenizer.from_dict({"model": {"type": "BPE", "vocab": vocab, "merges": list(map(list, merges))}})._bpe
+    for token in tokens:
+        merged = bpe.merged([vocab[char] for char in token])
+        assert merged == [vocab[token]] or not bpe._whole[vocab[token]], (merges, token)
+        assert bpe.ids(token) == tuple(merged)

@@ -1,4 +1,4 @@
-"""Byte-pair encoding of one word, and the cache of words.
+"""Byte-pair encoding of one word.
 
 Symbols are token ids. `rows[left]` maps each right-hand id that merges with `left` to the merge's rank, and `made[rank]` is the id of
 what it makes. The texts of symbols are needed for offsets and reports alone.
@@ -9,6 +9,8 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from operator import add
 from typing import Any, NamedTuple
+
+from align.tokenizer._whole import Whole
 
 _LONG = 48  # symbols; above, a heap beats scanning
 _INFINITE = 1 << 60
@@ -35,21 +37,23 @@ class Merges(NamedTuple):
 
     rows: Any  # rows[left].get(right, default)
     made: Any  # made[rank]
+    lefts: list[int]  # lefts[rank], rights[rank]; empty where only tokens are ranked
+    rights: list[int]
 
 
 def merges_of(vocab: dict[str, int], flat: list[str]) -> Merges:
     """From the tokens left, right, left, right, … in order of rank. A repeated merge keeps its last rank, as in the reference.
     Raises KeyError where a token is not in the vocabulary."""
-    lefts, rights = flat[::2], flat[1::2]
-    made = _ids_of(vocab, list(map(add, lefts, rights)))
+    made = _ids_of(vocab, list(map(add, flat[::2], flat[1::2])))
+    lefts, rights = list(map(vocab.__getitem__, flat[::2])), list(map(vocab.__getitem__, flat[1::2]))
     rows: Any = _row_table(vocab)
-    for rank, (left, right) in enumerate(zip(map(vocab.__getitem__, lefts), map(vocab.__getitem__, rights), strict=True)):
+    for rank, (left, right) in enumerate(zip(lefts, rights, strict=True)):
         row = rows[left]
         if row:
             row[right] = rank
         else:
             rows[left] = {right: rank}
-    return Merges(rows, made)
+    return Merges(rows, made, lefts, rights)
 
 
 def _ids_of(vocab: dict[str, int], products: list[str]) -> list[int]:
@@ -93,14 +97,11 @@ class _RankRows(dict[int, Any]):
 
 def merges_of_ranks(vocab: dict[str, int], ranks: dict[str, int]) -> Merges:
     """Where the ranks are those of whole tokens, and any two neighbours that make one merge (tiktoken's rule)."""
-    return Merges(_RankRows(vocab, ranks), dict(zip(ranks.values(), map(vocab.__getitem__, ranks), strict=True)))
+    return Merges(_RankRows(vocab, ranks), dict(zip(ranks.values(), map(vocab.__getitem__, ranks), strict=True)), [], [])
 
 
-class Bpe(dict[str, tuple[int, ...]]):
-    """The model, as the cache of what it made of each word: `bpe[word]` is the tuple of ids.
-
-    A dict with __missing__ so that `chain.from_iterable(map(bpe.__getitem__, words))` runs in C.
-    """
+class Bpe:
+    """The model: `ids(word)`."""
 
     def __init__(
         self,
@@ -112,15 +113,15 @@ class Bpe(dict[str, tuple[int, ...]]):
         byte_fallback: bool,
         ignore_merges: bool,
         byte_level: bool,
-        cache_words: int = 100_000,
+        cache_words: int = 150_000,
     ) -> None:
-        super().__init__()
         self.vocab = vocab
-        self._rows, self._made = merges
+        self._rows, self._made = merges.rows, merges.made
         self.unk, self.fuse_unk, self.ignore_merges, self.byte_level = unk, fuse_unk, ignore_merges, byte_level
         self.byte_tokens = [f"<0x{b:02X}>" for b in range(256)] if byte_fallback else None
         self.cache_words = cache_words
-        self._last: tuple[str, tuple[int, ...]] = ("", ())  # the last long word, which no cache keeps
+        self._whole = Whole(vocab, merges)
+        self._last: tuple[str, tuple[int, ...]] = ("", ())  # the last long word, which is asked for several times
         self._tokens: dict[int, str] | None = None
         self.reads_spaces_as(" ")
 
@@ -129,27 +130,48 @@ class Bpe(dict[str, tuple[int, ...]]):
         self.space = space
         # The id of each byte, or of each character that is a token; None or nothing where there is none.
         self._bytes = [self.vocab.get(char) for char in BYTE_TO_CHAR] if self.byte_level else []
+        self._symbols = {char: i for char, i in zip(BYTE_TO_CHAR, self._bytes, strict=False) if i is not None}
+        self._quick = self.byte_level and None not in self._bytes[32:127]
         self._chars = {} if self.byte_level else {char: i for char, i in self.vocab.items() if len(char) == 1}
         if space != " ":
             self._chars.pop(" ", None)
             self._chars.update({" ": self._chars[space]} if space in self._chars else {})
 
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        if len(word) > 256:
-            if self._last[0] != word:
-                self._last = (word, self._ids(word))
-            return self._last[1]
-        ids = self._ids(word)
-        if len(self) >= self.cache_words:
-            self.clear()
-        self[word] = ids
-        return ids
+    def ids(self, word: str) -> tuple[int, ...]:
+        """The ids of a word."""
+        if len(word) <= 256:
+            return self._ids(word)
+        if self._last[0] != word:
+            self._last = (word, self._ids(word))
+        return self._last[1]
+
+    def coded(self, words: list[str], code: str) -> dict[str, bytes]:
+        """For each word its ids as the bytes of an array of type `code`."""
+        if not self._quick:
+            return {word: array(code, self.ids(word)).tobytes() for word in words}
+        # Words of printable ASCII characters, all of which are symbols: what can be done for all at once is.
+        plain = [word for word in words if word.isascii() and word.isprintable()]
+        texts = "\n".join(plain).replace(" ", BYTE_TO_CHAR[32]).split("\n")
+        symbol, whole, merged, trusted = self._symbols.__getitem__, self._whole, self.merged, self.ignore_merges
+        out = {}
+        for word, text, known in zip(plain, texts, map(self.vocab.get, texts), strict=False):
+            if known is not None and (trusted or whole[known]):
+                out[word] = array(code, (known,)).tobytes()
+            elif len(text) <= _LONG:
+                out[word] = array(code, merged(list(map(symbol, text)))).tobytes()
+        for word in words if len(out) < len(words) else ():
+            if word not in out:
+                out[word] = array(code, self.ids(word)).tobytes()
+        return out
 
     def _ids(self, word: str) -> tuple[int, ...]:
-        if self.ignore_merges:
-            known = self.vocab.get(self.written(word))
-            if known is not None:
-                return (known,)
+        known = self.vocab.get(self.written(word))
+        if known is not None and (self.ignore_merges or self._whole[known]):
+            return (known,)
+        return self.merged_ids(word)
+
+    def merged_ids(self, word: str) -> tuple[int, ...]:
+        """The ids of a word by merging, also of one that is a token."""
         parts: list[Any] = list(map(self._bytes.__getitem__, word.encode()) if self.byte_level else map(self._chars.get, word))
         if None in parts:
             parts = list(map(self.vocab.__getitem__, self.first_symbols(self.written(word))))
@@ -161,7 +183,7 @@ class Bpe(dict[str, tuple[int, ...]]):
 
     def symbols(self, word: str) -> list[str]:
         """The token strings of a word."""
-        return list(map(self.token_of, self[word]))
+        return list(map(self.token_of, self.ids(word)))
 
     def token_of(self, token_id: int) -> str:
         if self._tokens is None:
@@ -212,13 +234,14 @@ class Bpe(dict[str, tuple[int, ...]]):
             return parts
         rows, made = self._rows, self._made
         parts.append(-1)  # with it, found[-1] is always infinite: neither end needs a test
-        found = [rows[left].get(right, _INFINITE) for left, right in pairwise(parts)]
-        while (best := min(found)) != _INFINITE:
+        never = _INFINITE
+        found = [rows[left].get(right, never) for left, right in pairwise(parts)]
+        while (best := min(found)) != never:
             at = found.index(best)
             parts[at] = token = made[best]
             del parts[at + 1], found[at]
-            found[at] = rows[token].get(parts[at + 1], _INFINITE)
-            found[at - 1] = rows[parts[at - 1]].get(token, _INFINITE)
+            found[at] = rows[token].get(parts[at + 1], never)
+            found[at - 1] = rows[parts[at - 1]].get(token, never)
         del parts[-1]
         return parts
 

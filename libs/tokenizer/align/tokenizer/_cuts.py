@@ -7,17 +7,15 @@ before costs one look into a dict, however many words it has; chunks that were n
 
 import re
 from collections.abc import Callable
-from itertools import chain
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from align.tokenizer import _unicode as U
 from align.tokenizer._bpe import Bpe
+from align.tokenizer._regex import MARK, many_at_once
 
 if TYPE_CHECKING:
     from align.tokenizer._regex import Finder
-
-LONGEST = 64  # characters of a chunk that is kept
 
 # --- segments
 
@@ -32,7 +30,7 @@ _SEGMENTS = (
 _ASCII_SEGMENTS = "\n|[0-9]| *(?:[A-Za-z]+|[\\x00-\\x09\\x0b-\\x1f!-/:-@\\[-`{-\\x7f]+)| +"  # the first, for ASCII texts
 _BESIDE_PUNCTUATION = re.compile("[!-/:-@\\[-`{-~]([^\\x00-\\x7f\u2581])|([^\\x00-\\x7f\u2581])(?=[!-/:-@\\[-`{-~])")
 # Coarser than each of the patterns above: between a line break and anything else, and before spaces.
-_SEGMENT_CHUNKS = "[^\n{space}]+|[{space}]+[^\n{space}]*|\n+"
+_SEGMENT_CHUNKS = "\n++|[{space}]*+[^\n{space}]*+"
 
 
 def segmenter(bpe: Bpe, flat: list[str]) -> "Segmenter | None":
@@ -61,14 +59,15 @@ def segmenter(bpe: Bpe, flat: list[str]) -> "Segmenter | None":
 
 
 class Segmenter:
-    """The proved cut; `chunks` is the pattern of its chunks."""
+    """The proved cut; `chunks` is the pattern of its chunks. marked: the cut of an ASCII text with marks in it, each a piece of its own."""
 
     def __init__(self, pattern: str, ascii_pattern: str, chunks: str) -> None:
         self.chunks = chunks
-        self._any, self.ascii = re.compile(pattern).findall, re.compile(ascii_pattern).findall
+        self._any, self._ascii = re.compile(pattern).findall, re.compile(ascii_pattern).findall
+        self.marked = many_at_once(ascii_pattern.replace("[^", "[^" + MARK) + "|" + MARK, 16)
 
     def __call__(self, text: str) -> list[str]:
-        return self.ascii(text) if text.isascii() else self._any(text)
+        return self._ascii(text) if text.isascii() else self._any(text)
 
 
 def _products(bpe: Bpe, flat: list[str]) -> list[str]:
@@ -197,7 +196,7 @@ def chunk_pattern(finder: "Finder") -> str | None:
     if not any(a & other and b & space for a, b in found.pairs) and not any(
         look & space and behind & other for classes, look in found.looks for behind in classes
     ):
-        return f"[^{w}]+|[{w}]+[^{w}]*"
+        return f"[{w}]*+[^{w}]*+"
     if branches[-3:] != [[space, "*", lines, "+"], [space, "+", "(?!", other, ")"], [space, "+"]]:
         return None
     found = _Neighbours(_joined(branches[:-3]))
@@ -225,21 +224,10 @@ def _members(codes: U.CodeSet) -> str:
     return "".join(f"\\u{a:04x}-\\u{b - 1:04x}" for a, b in zip(codes[::2], codes[1::2], strict=True))
 
 
-class Chunks(dict[str, tuple[int, ...]]):
-    """The cache of chunks: `chunks[chunk]` is the tuple of ids. `find` cuts a text into chunks, `words` a chunk into the model's words,
-    and `ascii_words` does that for ASCII."""
+class Cutter:
+    """How a text is cut into chunks (`find`), a chunk into the model's words (`words`), and ASCII chunks with marks between them into words
+    and marks (`marked`)."""
 
-    def __init__(self, bpe: Bpe, pattern: str, words: Callable[[str], list[str]], ascii_words: Callable[[str], list[str]]) -> None:
-        super().__init__()
-        self._bpe, self.words, self._ascii_words = bpe, words, ascii_words
-        self.find: Callable[[str], list[str]] = re.compile(pattern).findall
-
-    def __missing__(self, chunk: str) -> tuple[int, ...]:
-        words = self._ascii_words(chunk) if chunk.isascii() else self.words(chunk)
-        bpe = self._bpe
-        ids = bpe[words[0]] if len(words) == 1 else tuple(chain.from_iterable(map(bpe.__getitem__, words)))
-        if len(chunk) <= LONGEST:
-            if len(self) >= bpe.cache_words:
-                self.clear()
-            self[chunk] = ids
-        return ids
+    def __init__(self, pattern: str, words: Callable[[str], list[str]], marked: Callable[[str], list[str]]) -> None:
+        self.words, self.marked = words, marked
+        self.find = many_at_once(pattern, 32 if re.fullmatch(pattern, "") else 8)

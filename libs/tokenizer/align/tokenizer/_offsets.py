@@ -6,12 +6,14 @@ word's. Where a normaliser changed something, each character carries its span of
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, compress, islice, pairwise
+from operator import add, sub
+from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
 from align.tokenizer import _unicode as U
 from align.tokenizer._bpe import BYTE_TO_CHAR, CHAR_TO_BYTE, Bpe
-from align.tokenizer._cuts import LONGEST
+from align.tokenizer._units import Cache
 
 if TYPE_CHECKING:
     from align.tokenizer._added import AddedToken, Skip
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from align.tokenizer._tokenizer import Tokenizer
 
 _UNKNOWN = 1 << 60  # no sum of these is the length of a text
+_UNSURE, _SHARED = 0x7F, 0x80  # in the byte of a token's step
+_STEPS = bytes(byte & 0x7F for byte in range(256))
+_SHARES = bytes(byte & 0x80 for byte in range(256))
 _STARTS = bytes(int(not 0x80 <= byte < 0xC0) for byte in range(256))  # 1 where a character begins
 
 
@@ -48,56 +53,61 @@ class _Sizes(dict[int, int]):
         return len(token.replace(bpe.space, " ").encode()) if self._in_bytes else len(token)
 
 
-Place = tuple[tuple[int, ...], tuple[int, ...], Sequence[int]]
+class _Records(dict[int, bytes]):
+    """For each token its id, and a byte each for: how many characters it has (_UNSURE where that depends on its neighbours), how many of
+    these at its beginning and at its end are spaces that trimming takes off."""
+
+    def __init__(self, bpe: Bpe, chars: _Sizes, width: int, trims: bool) -> None:
+        super().__init__()
+        self._bpe, self._chars, self._width, self._trims = bpe, chars, width, trims
+
+    def __missing__(self, token_id: int) -> bytes:
+        record = self[token_id] = self.of(token_id, self._chars[token_id])
+        return record
+
+    def of(self, token_id: int, step: int, shared: bool = False) -> bytes:
+        """shared: the token begins within the last character of the token before it."""
+        lead, trail = _margins[self._bpe.token_of(token_id)] if self._trims else (0, 0)
+        if step >= _UNSURE:
+            step = lead = trail = _UNSURE
+        elif lead >= step:
+            lead, trail = step, 0
+        return token_id.to_bytes(self._width, byteorder) + bytes((step + _SHARED * shared, lead, trail)) + bytes(self._width - 3)
 
 
-class Places(dict[str, Place]):
-    """For each unit (chunk or word): its ids; how many characters further each token ends than the one before; and which tokens begin
-    within the last character of the token before them.
-
-    Where the tokens do not tile the unit, because characters were dropped, the steps add up to less than its length.
-    """
+class Places:
+    """The ids of units with, for each token, how many characters further it ends than the one before."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        super().__init__()
-        self._bpe = tokenizer._bpe
-        self._ids: dict[str, tuple[int, ...]] = self._bpe if tokenizer._chunks is None else tokenizer._chunks
-        self.words: Callable[[str], list[str]] = _alone if tokenizer._chunks is None else tokenizer._chunks.words
+        self._bpe, self._ids = tokenizer._bpe, tokenizer._ids
         self._chars, self._bytes = _Sizes(self._bpe, False), _Sizes(self._bpe, True)
+        width = self._width = self._ids.width
+        self._records = _Records(self._bpe, self._chars, width, bool(tokenizer._post.trims))
+        self._cache = Cache(self._placed, 2 * width, tokenizer._chunks, self._bpe.cache_words)
+        self.words: Callable[[str], list[str]] = tokenizer._chunks.words if tokenizer._chunks else _alone
         self._ranges: dict[str, tuple[tuple[int, int], ...]] = {}
 
-    def __missing__(self, unit: str) -> Place:
-        ids = self._ids[unit]
-        steps = tuple(map(self._chars.__getitem__, ids))
-        place = (ids, steps, ()) if sum(steps) == len(unit) else self._by_bytes(unit, ids)
-        if len(unit) <= LONGEST:
-            if len(self) >= self._bpe.cache_words:
-                self.clear()
-            self[unit] = place
-        return place
+    def of(self, units: list[str]) -> tuple[list[int], Callable[[int], bytes]]:
+        """The ids; and a byte of each token's record: 0 the step, 1 and 2 the spaces at its beginning and at its end."""
+        data, width = self._cache.joined(units), self._width
+        return array(self._ids.code, data)[::2].tolist(), lambda place: data[width + place :: 2 * width]
 
-    def _by_bytes(self, unit: str, ids: tuple[int, ...]) -> Place:
-        data = unit.encode()
+    def _placed(self, words: list[str]) -> Iterator[tuple[str, bytes]]:
+        known, code, width = self._ids.words.having(words), self._ids.code, self._width
+        for word in words:
+            ids = array(code, known[word])
+            data = b"".join(map(self._records.__getitem__, ids))
+            steps = data[width :: 2 * width]
+            yield word, data if sum(steps) == len(word) and _UNSURE not in steps else self._by_bytes(word, ids)
+
+    def _by_bytes(self, word: str, ids: Sequence[int]) -> bytes:
+        data = word.encode()
         if sum(map(self._bytes.__getitem__, ids)) != len(data):
-            return self._by_words(unit, ids)
+            return b"".join(self._records.of(i, _UNSURE) for i in ids)  # characters were dropped, or a token is the unknown one
         starts = data.translate(_STARTS)
         begun = array("L", accumulate(starts, initial=0))  # characters begun before each byte
         ends = array("L", accumulate(map(self._bytes.__getitem__, ids), initial=0))
-        steps = tuple(begun[b] - begun[a] for a, b in pairwise(ends))
-        return ids, steps, array("L", (i for i, at in enumerate(ends[:-1]) if not starts[at]))
-
-    def _by_words(self, unit: str, ids: tuple[int, ...]) -> Place:
-        steps: list[int] = []
-        back = array("L")
-        at = end = 0
-        for word in self.words(unit):
-            for start, stop in self.ranges(word):
-                if at + start < end:
-                    back.append(len(steps))
-                steps.append(at + stop - max(end, at + start))
-                end = at + stop
-            at += len(word)
-        return ids, tuple(steps), back
+        return b"".join(self._records.of(i, begun[b] - begun[a], not starts[a]) for i, (a, b) in zip(ids, pairwise(ends), strict=True))
 
     def ranges(self, word: str) -> Iterable[tuple[int, int]]:
         """(first, last + 1) characters of each token of a word."""
@@ -123,7 +133,7 @@ class Walk:
         self._tokenizer, self._text, self._skip = tokenizer, text, skip
         self.ids: list[int] = []
         self.offsets: list[tuple[int, int]] = []
-        self._matched: dict[int, str] = {}  # the text of each added token, with the white space that its flags take
+        self._trims = tokenizer._post.trims if unit == "char" else []
         self._starts: Sequence[int] | None = None
         if tokenizer._places is None:
             tokenizer._places = Places(tokenizer)
@@ -135,15 +145,9 @@ class Walk:
             if start > at:
                 self._stretch(text[at:start], at)
             if token is not None:
-                self._matched[len(self.ids)] = text[start:end]
                 self._token(token.id, start, end)
+                self._trim(len(self.ids) - 1, [text[start:end]])
             at = end
-        if tokenizer._post.trims and unit == "char":
-            tokens = list(map(tokenizer._token_of.__getitem__, self.ids))
-            for index, matched in self._matched.items():
-                tokens[index] = matched
-            for add_prefix_space in tokenizer._post.trims:
-                self.offsets = trimmed(tokens, self.offsets, add_prefix_space)
 
     def _token(self, token_id: int, start: int, end: int) -> None:
         self.ids.append(token_id)
@@ -166,49 +170,77 @@ class Walk:
             if start > at:
                 part, first = text[at:start], base == 0 and at == 0
                 if spans is None and tokenizer._pretokenizer.simple and self._starts is None:
-                    self._tiled(tokenizer._units(part, first), base + at, len(part))
+                    self._tiled(part, first, base + at)
                 else:
                     part_spans = spans[at:start] if spans else [(i, i + 1) for i in range(base + at, base + start)]
+                    before = len(self.ids)
                     for piece, found in tokenizer._pretokenizer.pieces(part, part_spans, first):
                         self._piece(piece, found or [])
+                    self._trim(before)
             if token is not None:
-                self._matched[len(self.ids)] = text[start:end]
                 self._token(token.id, *original(start, end))
+                self._trim(len(self.ids) - 1, [text[start:end]])
             at = end
 
-    def _tiled(self, units: list[str], base: int, size: int) -> None:
-        """Units that tile a stretch of `size` characters, the first perhaps with a prefix that the text does not have."""
-        ids = self.ids
-        steps: list[int] = []
-        before, tiled = len(ids), sum(map(len, units))
-        start = base - (tiled - size)
-        shared = []
-        for more, further, back in map(self._places.__getitem__, units):
-            if back:
-                shared.append((len(ids), back))
-            ids += more
-            steps += further
-        self.offsets += pairwise(accumulate(steps, initial=start))
-        if before == len(ids) or self.offsets[-1][1] == start + tiled:
-            for at, back in shared:
-                for i in back:
-                    first, end = self.offsets[at + i]
-                    self.offsets[at + i] = (first - 1, end)
-        else:  # characters were dropped
-            del self.offsets[before:]
+    def _trim(self, before: int, texts: list[str] | None = None) -> None:
+        """Trims the offsets from `before` on; texts: of these tokens, where they are not the model's."""
+        for add_prefix_space in self._trims:
+            texts = texts or list(map(self._tokenizer._bpe.token_of, self.ids[before:]))
+            self.offsets[before:] = trimmed(texts, self.offsets[before:], add_prefix_space, not before)
+
+    def _tiled(self, text: str, first: bool, base: int) -> None:
+        """A stretch whose units tile it, but for a prefix that the text does not have."""
+        before = len(self.ids)
+        whole = self._tokenizer._pretokenizer.prefixed(text, first)
+        units = self._tokenizer._units_of(whole)
+        start, stop = base + len(text) - len(whole), base + len(text)
+        ids, column = self._places.of(units)
+        self.ids += ids
+        steps = column(0)
+        ends = list(accumulate(steps if steps.isascii() else steps.translate(_STEPS), initial=start))
+        if b"\x7f" in steps or ends[-1] != stop:  # _UNSURE, or characters were dropped
             words = list(chain.from_iterable(map(self._places.words, units)))
             word_starts = accumulate(map(len, words), initial=start)
             self.offsets += [(at + a, at + b) for at, word in zip(word_starts, words, strict=False) for a, b in self._places.ranges(word)]
-        for i in range(before, len(ids) if start < base else before):
-            first, end = self.offsets[i]  # a prefix shares the place of the first character of the text
-            if first >= base and end > base:
+        elif start == base and len(self._trims) == 1:
+            self._trimmed(ends, steps, column(1), column(2))
+            return
+        else:
+            self.offsets += zip(ends, islice(ends, 1, None), strict=False)
+            self._share(steps, before)
+        for i in range(before, len(self.ids) if start < base else before):
+            low, high = self.offsets[i]  # a prefix shares the place of the first character of the text
+            if low >= base and high > base:
                 break
-            self.offsets[i] = (max(first, base), max(end, base + 1))
+            self.offsets[i] = (max(low, base), max(high, base + 1))
+        self._trim(before)
+
+    def _trimmed(self, ends: list[int], steps: bytes, leads: bytes, trails: bytes) -> None:
+        """`trimmed` for tokens that tile, from what is known of each."""
+        before = len(self.offsets)
+        stops = islice(ends, 1, None)
+        self.offsets += zip(map(add, ends, leads), stops if not trails.strip(b"\0") else map(sub, stops, trails), strict=False)
+        self._share(steps, before)
+        if self._trims[0]:  # the space before the first token, and one at the very beginning, stays
+            for i in range(before, len(self.offsets)):
+                first, end = ends[i - before], self.offsets[i][1]
+                if first and i:
+                    break
+                if leads[i - before] == 1:
+                    self.offsets[i] = (first, first if steps[i - before] == 1 else end)
+
+    def _share(self, steps: bytes, before: int) -> None:
+        """Gives the tokens that begin within a character the whole of it."""
+        if not steps.isascii():
+            offsets = self.offsets
+            for i in compress(range(before, len(offsets)), steps.translate(_SHARES)):
+                first, end = offsets[i]
+                offsets[i] = (first - 1, end)
 
     def _piece(self, piece: str, spans: "Spans") -> None:
         tokenizer, at = self._tokenizer, 0
         for word in tokenizer._segments(piece) if tokenizer._segments else [piece]:
-            self.ids += tokenizer._bpe[word]
+            self.ids += tokenizer._ids.of_word(word)
             if self._starts is None:
                 self.offsets += [(spans[at + a][0], spans[at + b - 1][1]) for a, b in self._places.ranges(word)]
             else:
@@ -299,11 +331,12 @@ class _Margins(dict[str, tuple[int, int]]):
 _margins = _Margins()
 
 
-def trimmed(tokens: list[str], offsets: list[tuple[int, int]], add_prefix_space: bool) -> list[tuple[int, int]]:
-    """ByteLevel's trim_offsets: spaces at the ends of a token are not part of its place; but the one that encoding put there is."""
+def trimmed(tokens: list[str], offsets: list[tuple[int, int]], add_prefix_space: bool, first: bool) -> list[tuple[int, int]]:
+    """ByteLevel's trim_offsets: spaces at the ends of a token are not part of its place; but the one that encoding put there is.
+    first: the tokens are the first of all."""
     out: list[tuple[int, int]] = []
     for (leading, trailing), (start, end) in zip(map(_margins.__getitem__, tokens), offsets, strict=True):
-        if leading and not (leading == 1 and add_prefix_space and (not out or start == 0)):
+        if leading and not (leading == 1 and add_prefix_space and ((first and not out) or start == 0)):
             start = min(start + leading, end)
         if trailing and end >= trailing:
             end = max(end - trailing, start)

@@ -5,6 +5,7 @@ look-behind of one character, and (?i:…) on ASCII letters. Anything else raise
 """
 
 import re
+from collections.abc import Callable
 from itertools import accumulate, chain
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from align.tokenizer._errors import TokenizerError
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b", "0": "\0"}
 _GROUPS = (("(?:", ""), ("(?i:", "i"), ("(?=", "="), ("(?!", "!"), ("(?<=", "b"), ("(?<!", "b"), ("(?>", ">"), ("(", ""))
 _NO_WORD_IN_BRACKETS = U.from_ranges([(0xB2, 0xB3), (0xB9, 0xB9), (0xBC, 0xBE)])  # ², ³, ¹, ¼, ½, ¾: Oniguruma's own inconsistency
+MARK = "\ud800"  # no text has it
 _ENDLESS = ("*", "+")  # how a repeat without a bound is written, or the possessive form of one
 
 
@@ -237,17 +239,19 @@ class Finder:
         self._map = U.ClassMap(self._sets)
         if len(self._map.blocks) > 0x80:
             raise TokenizerError(f"{where}: the pattern uses more than 128 classes of characters")
-        letters = {s: self._letters(s, i) for i, s in enumerate(self._sets)}
-        self.letters = {s: frozenset(chain.from_iterable(map(range, x[::2], x[1::2]))) for s, x in letters.items()}
+        self._spelled = letters = {s: self._letters(s, i) for i, s in enumerate(self._sets)}
         self.branches = self._alternatives()
+        self.letters = {s: frozenset(chain.from_iterable(map(range, x[::2], x[1::2]))) for s, x in letters.items()}
         self._match = self._compile(letters)
         self.covers = self._covered(letters)
         self._tiling = self._tiled(letters)
         self.ascii_words = self._tiling.findall
         self._bmp: re.Pattern[str] | None = None
+        self._with_mark: Callable[[str], list[str]] | None = None
 
     def _compile(self, classes: dict[str, Any], tail: str = "") -> re.Pattern[str]:
-        body = "".join(p if isinstance(p, str) else _class(classes[p]) for p in self._pattern)
+        branches = ["".join(p if isinstance(p, str) else _class(classes[p]) for p in branch) for branch in map(_unfolded, self.branches)]
+        body = "|".join(branches)
         try:
             return re.compile(f"(?:{body})" + tail.format(body=body))
         except (re.error, OverflowError, RecursionError) as error:
@@ -288,6 +292,13 @@ class Finder:
             self._bmp = self._tiled({s: U.intersect(s, (0, 0x10000)) for s in self._sets})
         return self._bmp.findall(text)
 
+    def marked(self, text: str) -> list[str]:
+        """The words of an ASCII text with marks in it, each a word of its own. Only if `covers`, and if the pattern has no look-around but
+        (?!class): no class holds the mark, so what stands before one is cut as at the end of a text."""
+        if self._with_mark is None:
+            self._with_mark = many_at_once(self._compile(self._spelled).pattern + "|" + MARK, 16)
+        return self._with_mark(text)
+
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """Every match and every stretch between two of them, in order."""
         plain = text if text.isascii() else text.translate(self._map)
@@ -302,6 +313,13 @@ class Finder:
         return out
 
 
+def _unfolded(branch: list[Any]) -> list[Any]:
+    """x?y as xy|y, of which `re` sees at once that neither can match here."""
+    if len(branch) > 2 and branch[1] == "?" and not isinstance(branch[0], str):
+        return [branch[0], *branch[2:], "|", *branch[2:]]
+    return branch
+
+
 def _class(members: U.CodeSet) -> str:
     """A set as a class of `re`."""
     if not members:
@@ -310,6 +328,22 @@ def _class(members: U.CodeSet) -> str:
         return re.escape(chr(members[0]))
     pairs = [(members[i], members[i + 1] - 1) for i in range(0, len(members), 2)]
     return "[" + "".join(f"\\U{a:08x}" if a == b else f"\\U{a:08x}-\\U{b:08x}" for a, b in pairs) + "]"
+
+
+def many_at_once(pattern: str, count: int, from_length: int = 100) -> Callable[[str], list[str]]:
+    """`re.compile(pattern).findall`, less empty matches at the end, for a pattern that tiles every text and has no groups. With `count`
+    matches to a round, as the engine spends more on beginning a round than on most matches; those left over at the end are empty."""
+    one = re.compile(pattern)
+    single = one.findall
+    several = re.compile((f"({pattern})" if one.fullmatch("") else f"((?:{pattern}|))") * count).findall
+
+    def find(text: str) -> list[str]:
+        found = single(text) if len(text) < from_length else list(chain.from_iterable(several(text)))
+        while found and not found[-1]:
+            del found[-1]
+        return found
+
+    return find
 
 
 def cut(text: str, lengths: Any) -> list[str]:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from align.tokenizer._added import AddedToken, Matcher, Skip
 from align.tokenizer._collection import no_collection
-from align.tokenizer._cuts import Chunks, chunk_pattern, segmenter
+from align.tokenizer._cuts import Cutter, chunk_pattern, segmenter
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node, added_from, decoder_from, normaliser_from, postprocessor_from, pretokenizer_from
 from align.tokenizer._model import fingerprint, model_from
 from align.tokenizer._normalise import Sequence as NormaliserSequence
 from align.tokenizer._offsets import Places, Walk
 from align.tokenizer._pretokenise import Metaspace, PreTokenizer
+from align.tokenizer._units import Ids
 
 if TYPE_CHECKING:
     from align.tokenizer._chat import Chat
@@ -111,18 +112,26 @@ class Tokenizer:
             pre.space = None  # a byte-level model reads a space as a space
         self._bpe.reads_spaces_as(pre.space or " ")
         self._segments = segmenter(self._bpe, merges)
-        self._chunks: Chunks | None = None
+        self._chunks: Cutter | None = None
         if pre.simple and pre.finder:
             pattern = chunk_pattern(pre.finder) if self._segments is None else None
-            self._chunks = Chunks(self._bpe, pattern, pre.finder.words, pre.finder.ascii_words) if pattern else None
+            self._chunks = Cutter(pattern, pre.finder.words, pre.finder.marked) if pattern else None
         elif pre.simple and self._segments:
-            self._chunks = Chunks(self._bpe, self._segments.chunks, self._segments, self._segments.ascii)
+            self._chunks = Cutter(self._segments.chunks, self._segments, self._segments.marked)
+        self._ids = Ids(self._bpe, self._chunks)
 
     def _units(self, text: str, first: bool) -> list[str]:
         """What the caches hold, one by one: chunks, or words where there are none."""
-        if self._chunks is not None:
-            return self._chunks.find(self._pretokenizer.prefixed(text, first))
+        if self._pretokenizer.simple:
+            return self._units_of(self._pretokenizer.prefixed(text, first))
         words = self._pretokenizer.words(text, first)
+        return list(chain.from_iterable(map(self._segments, words))) if self._segments else words
+
+    def _units_of(self, prefixed: str) -> list[str]:
+        """The same for a simple pre-tokenizer, of a text that has its prefix."""
+        if self._chunks is not None:
+            return self._chunks.find(prefixed)
+        words = self._pretokenizer.tile(prefixed)
         return list(chain.from_iterable(map(self._segments, words))) if self._segments else words
 
     def _changes(self, text: str) -> bool:
@@ -222,13 +231,11 @@ class Tokenizer:
         if self._normaliser and self._pretokenizer.asks_first:
             ids = Walk(self, text, skip, "char").ids  # what begins the text can only be told with places
         else:
-            lookup = (self._bpe if self._chunks is None else self._chunks).__getitem__
             for piece, token, first in self._stretches(text, skip):
                 if token is not None:
                     ids.append(token)
                     continue
-                for more in map(lookup, self._units(piece, first)):
-                    ids += more
+                ids += self._ids.of(self._units(piece, first))
         if add_special_tokens:
             return [*self._post.before, *ids, *self._post.after]
         return ids
