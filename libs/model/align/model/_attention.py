@@ -102,7 +102,7 @@ def _varlen_context(ends: Tensor, longest: int) -> Context:
     from torch.nn.attention.varlen import varlen_attn
 
     says_gqa = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    return Context("varlen", ends=ends, longest=longest, kernel=varlen_attn, says_gqa=says_gqa)
+    return Context("varlen", ends=ends.int(), longest=longest, kernel=varlen_attn, says_gqa=says_gqa)
 
 
 def _per_document(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:

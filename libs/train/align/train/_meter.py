@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import resource
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,11 +38,9 @@ def step_flops(model: nn.Module, micro_batches: Sequence[Any]) -> float:
         ids, ends = fields.get("input_ids"), fields.get("cu_seqlens")
         if ids is None:
             return 0.0
-        if ends is None:
-            total += ids.size * per_token + ids.shape[0] * ids.shape[1] ** 2 * per_pair
-        else:
-            lengths = [int(length) for length in ends[1:] - ends[:-1]]
-            total += ids.size * per_token + sum(length**2 for length in lengths) * per_pair
+        rows, length = ids.shape  # arrays of a loader, tensors of a rollout source
+        pairs = rows * length**2 if ends is None else sum((end - start) ** 2 for start, end in pairwise(ends.tolist()))
+        total += rows * length * per_token + pairs * per_pair
     return total
 
 
