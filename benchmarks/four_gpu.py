@@ -123,9 +123,9 @@ class Bench:
         guard = told["guard"]
         memory = [each["rank_gib"] for each in told["each"]]
         over = guard["rank_gib"] / max(memory) - 1
-        self.row("memory of each rank at most, GiB", _list(memory), f"guard {guard['rank_gib']:.2f}, {over:+.1%}")
+        self.row("memory of each rank at most", _list(memory), f"guard {_gib(guard['rank_gib'])}, {over:+.1%}")
         state = [size / 2**30 for name, size in told["files"].items() if name.startswith("optimizer-") and name.endswith("safetensors")]
-        self.row("optimizer files, GiB", _list(state), f"guard {guard['state_gib']:.3f}; {_seed('state a rank')}")
+        self.row("optimizer files", _list(state), f"guard {_gib(guard['state_gib'])}; {_seed('state a rank')}")
         self._host("a file a rank", told)
         self.row("save stall, s", f"{told['stall_s']:.2f}")
         again = self.log["restart"] = self.act(self.asked.ranks, "restart", self.asked.steps, time.time())
@@ -142,9 +142,9 @@ class Bench:
         steady, more = (sum(each[name] for each in told["each"]) for name in ("steady_gib", "save_gib"))
         base, save = told["guard"]["host_gib"], told["guard"]["save_gib"]
         if kind == "a file a rank":
-            self.row("host, steady, all ranks, GiB", f"{steady:.2f}", f"guard {base:.2f}; {_seed('base')}")
-        self.row(f"host, more while saving, {kind}, GiB", f"{more:.2f}", f"guard {save:.2f}; {_seed('save, ' + kind)}")
-        self.row(f"host, peak, {kind}, GiB", f"{steady + more:.2f}", f"guard {base + save:.2f}; {_seed('peak, ' + kind)}")
+            self.row("host, steady, all ranks", _gib(steady), f"guard {_gib(base)}; {_seed('base')}")
+        self.row(f"host, more while saving, {kind}", _gib(more), f"guard {_gib(save)}; {_seed('save, ' + kind)}")
+        self.row(f"host, peak, {kind}", _gib(steady + more), f"guard {_gib(base + save)}; {_seed('peak, ' + kind)}")
 
     def exact(self) -> None:
         self.act(self.asked.ranks, "exact", "whole", EXACT_STEPS, "fresh", size="tiny")
@@ -212,8 +212,12 @@ class Bench:
         shutil.rmtree(run)
 
 
+def _gib(value: float) -> str:
+    return f"{value:.2f} GiB" if value >= 0.1 else f"{value * 1024:.2f} MiB"
+
+
 def _list(values: list[float]) -> str:
-    return ", ".join(f"{value:.3f}" if value < 1 else f"{value:.2f}" for value in values)
+    return ", ".join(map(_gib, values))
 
 
 def _mfu(told: dict[str, Any]) -> str:
@@ -221,7 +225,7 @@ def _mfu(told: dict[str, Any]) -> str:
 
 
 def _seed(name: str) -> str:
-    return f"the seed for 7.25B on 4 ranks {SEED[name]}"
+    return f"the seed for 7.25B on 4 ranks {SEED[name]} GiB"
 
 
 def _differing(one: Path, two: Path) -> list[str]:

@@ -275,7 +275,7 @@ def test_mfu_counts_weights_once_a_token_and_attention_by_document(tmp_path):
     (batch,) = step.micro_batches
     squares = sum(length**2 for length in (12, 4) * 4)
     flops = 6 * matrices * 64 + 6 * 4 * 64 * squares  # layers × heads × head_dim = 4 × 64
-    as_tensors = {name: torch.as_tensor(value) for name, value in vars(batch).items() if value is not None}  # as a rollout source gives them
+    as_tensors = {name: torch.as_tensor(value) for name, value in vars(batch).items() if value is not None}  # of a rollout
     assert step_flops(module.model, [batch]) == step_flops(module.model, [as_tensors]) == flops
     trainer, run, _ = made(tmp_path / "run", **settings)
     trainer.fit()
