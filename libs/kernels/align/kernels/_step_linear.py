@@ -91,14 +91,19 @@ def _tiles(x: Tensor, weight: Tensor, out: Tensor, outputs: int, c: _runtime.Con
     from align.kernels import _step_kernels
 
     rows, size = x.shape
-    m = min(MAX_ROWS, max(16, _runtime.power_of_two(rows)))
+    m, block = min(MAX_ROWS, max(16, _runtime.power_of_two(rows))), _block(x, c)
     grid = (_runtime.cdiv(rows, m) * _runtime.cdiv(outputs, c["n"]), splits)
     with _runtime.on(x):
         _step_kernels.step_linear[grid](
             x.contiguous(), weight, out, rows, outputs,
-            K=size, M=m, N=c["n"], BLOCK=c["k"], SHARE=_share(size, splits, c["k"]), GATED=gated, WIDE=_runtime.interpreted(),
+            K=size, M=m, N=c["n"], BLOCK=block, SHARE=_share(size, splits, block), GATED=gated, WIDE=_runtime.interpreted(),
             LINES=c["lines"], num_warps=c["warps"], num_stages=c["stages"], **_runtime.early(),
         )  # fmt: skip
+
+
+def _block(x: Tensor, c: _runtime.Config) -> int:
+    """Inputs of a tile: the table is for half precision, and wider numbers take the same shared memory."""
+    return c["k"] * 2 // x.element_size()
 
 
 def _share(size: int, splits: int, block: int) -> int:
@@ -112,7 +117,7 @@ def _split(x: Tensor, weight: Tensor) -> Tensor:
         return (wide(x) @ wide(weight).t())[None]
     (rows, size), outputs = x.shape, len(weight)
     c = _runtime.config(x, "split_linear", f"{outputs}x{size}", TILE)
-    splits = _runtime.cdiv(size, _share(size, c["splits"], c["k"]))
+    splits = _runtime.cdiv(size, _share(size, c["splits"], _block(x, c)))
     parts = x.new_empty(splits, rows, outputs, dtype=torch.float32)
     if parts.numel():
         _tiles(x, weight, parts, outputs, c, splits, False)
