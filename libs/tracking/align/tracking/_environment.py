@@ -65,6 +65,7 @@ def _memory_gb() -> float | None:
 
 def _git(folder: Path) -> dict[str, Any] | None:
     """Commit and whether the tree differs from it; None outside a repository or without git."""
+
     def ask(*words: str) -> str:
         command = ["git", "-C", str(folder), "--no-optional-locks", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
