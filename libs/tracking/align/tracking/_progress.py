@@ -74,7 +74,7 @@ class Progress:
     def _draw(self, text: str) -> None:
         columns = shutil.get_terminal_size().columns
         self._shown = text
-        self._write(f"\r{text[:max(columns - 1, 1)]}\x1b[K")
+        self._write(f"\r{text[: max(columns - 1, 1)]}\x1b[K")
 
     def _write(self, text: str) -> None:
         if self._stream is None:
