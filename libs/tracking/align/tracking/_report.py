@@ -21,8 +21,13 @@ _HEAD = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <link rel="icon" href="data:,">"""
-_STATUS = {"done": ("done", "good"), "stopped": ("stopped, can be resumed", "wait"), "tripwire": ("stopped by a tripwire", "bad-badge"),
-           "failed": ("failed", "bad-badge"), None: ("no result: running or killed", "wait")}
+_STATUS = {
+    "done": ("done", "good"),
+    "stopped": ("stopped, can be resumed", "wait"),
+    "tripwire": ("stopped by a tripwire", "bad-badge"),
+    "failed": ("failed", "bad-badge"),
+    None: ("no result: running or killed", "wait"),
+}
 
 
 class _Run(NamedTuple):
@@ -53,8 +58,15 @@ def write_report(path: str | Path, *, result: Mapping[str, Any] | None = None) -
     if result is None:
         result = _read_json(path / "stage_result.json")
     stage = str(result.get("stage") or path.absolute().name)
-    body = [_header(path, stage, run, result), _tiles(run, result), _before_after(run, result), _charts(run), _events(run), _samples(run),
-            _files(path, result)]
+    body = [
+        _header(path, stage, run, result),
+        _tiles(run, result),
+        _before_after(run, result),
+        _charts(run),
+        _events(run),
+        _samples(run),
+        _files(path, result),
+    ]
     css = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
     title = escape(f"{stage}: {path.absolute().name}")
     page = f"{_HEAD}<title>{title}</title><style>\n{css}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
@@ -162,8 +174,10 @@ def _header(path: Path, stage: str, run: _Run, result: Mapping[str, Any]) -> str
     text, style = _STATUS.get(result.get("status"), (str(result.get("status")), "wait"))
     reason = f'<p class="soft">{escape(str(result["reason"]))}</p>' if result.get("reason") else ""
     problems = "".join(f'<p class="badge bad-badge">{escape(problem)}</p>' for problem in run.problems)
-    return (f'<header><h1>{escape(stage)}</h1><span class="badge {style}">{escape(text)}</span>'
-            f'<span class="soft">{escape(path.absolute().name)}</span></header>{reason}{problems}')
+    return (
+        f'<header><h1>{escape(stage)}</h1><span class="badge {style}">{escape(text)}</span>'
+        f'<span class="soft">{escape(path.absolute().name)}</span></header>{reason}{problems}'
+    )
 
 
 def _tiles(run: _Run, result: Mapping[str, Any]) -> str:
@@ -198,8 +212,14 @@ def _before_after(run: _Run, result: Mapping[str, Any]) -> str:
     for name in intervals:
         old, new = _finite(before.get(name)), _finite(after.get(name))
         change = f"{new - old:+.3g}" if old is not None and new is not None else ""
-        texts = {"metric": escape(_words(name)), "before": _cell(before.get(name)), "after": _cell(after.get(name)),
-                 "value": _cell(after.get(name)), "change": change, "interval": intervals[name]}
+        texts = {
+            "metric": escape(_words(name)),
+            "before": _cell(before.get(name)),
+            "after": _cell(after.get(name)),
+            "value": _cell(after.get(name)),
+            "change": change,
+            "interval": intervals[name],
+        }
         bar = ""
         if new is not None and 0 <= new <= 1 and 0 <= (old or 0) <= 1:
             bar = f'<i style="width:{100 * new:.1f}%"></i><i class="before" style="width:{100 * (old or 0):.1f}%"></i>'
@@ -317,7 +337,7 @@ def _output(record: dict[str, Any], *, stepped: bool) -> str:
 def _files(path: Path, result: Mapping[str, Any]) -> str:
     parts = ["<h2>Details</h2>"]
     if result.get("next"):
-        parts.append(f'<p>Next: <code>{escape(str(result["next"]))}</code></p>')
+        parts.append(f"<p>Next: <code>{escape(str(result['next']))}</code></p>")
     for title, name in (("Result", "stage_result.json"), ("Configuration", "config.toml"), ("Environment", "env.json")):
         if name == "stage_result.json":
             text = json.dumps(result, indent=2, ensure_ascii=False, default=str) if result else ""
