@@ -32,8 +32,9 @@ class RunDir:
         self._history, self._eval, self._samples = (Lines(path / name) if write else None for name in _LOGS)
 
     @classmethod
-    def create(cls, path: str | Path, *, config_toml: str, env: dict[str, Any], resume_step: int | None = None,
-               write: bool = True) -> "RunDir":
+    def create(
+        cls, path: str | Path, *, config_toml: str, env: dict[str, Any], resume_step: int | None = None, write: bool = True
+    ) -> "RunDir":
         """Makes the directory, or takes up the one of a run that goes on after `resume_step`.
 
         On resume every log line of a later step is dropped, an earlier stage_result.json too; a config.toml that differs is kept as
