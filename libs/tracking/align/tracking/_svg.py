@@ -108,8 +108,15 @@ def value_axis(curves: Sequence[Curve], *, fixed: tuple[float, float] | None, li
     return log_axis(low, high) if low > 0 and high > 20 * low and not linear else linear_axis(low, high)
 
 
-def chart(title: str, curves: Sequence[Curve], *, events: Sequence[tuple[float, str]] = (), fixed: tuple[float, float] | None = None,
-          steps: tuple[float, float] | None = None, exact: bool = False) -> str:
+def chart(
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    events: Sequence[tuple[float, str]] = (),
+    fixed: tuple[float, float] | None = None,
+    steps: tuple[float, float] | None = None,
+    exact: bool = False,
+) -> str:
     """One figure: heading with the last value, legend when there are several curves, plot, and a description for who cannot see it.
 
     `events` are (step, text) marked by vertical lines, `fixed` the value range when the data keeps within it, `steps` the range of
@@ -125,13 +132,18 @@ def chart(title: str, curves: Sequence[Curve], *, events: Sequence[tuple[float, 
     for i, curve in enumerate(curves):
         parts.append(_curve(curve, x, y, i % _COLORS + 1, exact))
     parts.append(_hover(curves, x))
-    summary = "; ".join(f"{c.name} from {number(c.series.buckets[0].mean)} to {number(c.series.final)}, "
-                        f"smallest {number(c.series.low)}, largest {number(c.series.high)}" for c in curves)
-    scale = ' <small>log scale</small>' if y.log else ""
+    summary = "; ".join(
+        f"{c.name} from {number(c.series.buckets[0].mean)} to {number(c.series.final)}, "
+        f"smallest {number(c.series.low)}, largest {number(c.series.high)}"
+        for c in curves
+    )
+    scale = " <small>log scale</small>" if y.log else ""
     single = f'<span class="last">{number(curves[0].series.final)}</span>' if len(curves) == 1 else ""
-    return (f'<figure class="chart"><figcaption><h3>{escape(title)}{scale}</h3>{single}{_legend(curves)}</figcaption>'
-            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(f"{title} over steps: {summary}")}">'
-            f'{"".join(parts)}</svg></figure>')
+    return (
+        f'<figure class="chart"><figcaption><h3>{escape(title)}{scale}</h3>{single}{_legend(curves)}</figcaption>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(f"{title} over steps: {summary}")}">'
+        f"{''.join(parts)}</svg></figure>"
+    )
 
 
 def _step_axis(low: float, high: float) -> Axis:
@@ -155,13 +167,17 @@ def _grid(x: Axis, y: Axis) -> str:
     bottom = _HEIGHT - _BOTTOM
     for value, label in y.ticks:
         at = _y(y, value)
-        parts.append(f'<path class="grid" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"/><text class="tick" x="{_LEFT - 8}" y="{at + 4:g}" '
-                     f'text-anchor="end">{label}</text>')
+        parts.append(
+            f'<path class="grid" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"/><text class="tick" x="{_LEFT - 8}" y="{at + 4:g}" '
+            f'text-anchor="end">{label}</text>'
+        )
     for value, label in x.ticks:
         at = _x(x, value)
         # The outermost labels stay inside the picture.
-        parts.append(f'<path class="axis" d="M{at} {bottom}v5"/><text class="tick" x="{min(max(at, 12), _WIDTH - 14):g}" y="{bottom + 18}" '
-                     f'text-anchor="middle">{label}</text>')
+        parts.append(
+            f'<path class="axis" d="M{at} {bottom}v5"/><text class="tick" x="{min(max(at, 12), _WIDTH - 14):g}" y="{bottom + 18}" '
+            f'text-anchor="middle">{label}</text>'
+        )
     parts.append(f'<path class="axis" d="M{_LEFT} {bottom}H{_WIDTH - _RIGHT}"/>')
     parts.append(f'<text class="tick name" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 3}" text-anchor="end">step</text>')
     return "".join(parts)
@@ -190,8 +206,10 @@ def _curve(curve: Curve, x: Axis, y: Axis, color: int, exact: bool) -> str:
             parts.append(f'<path class="raw c{color}" d="{_path(outline, x, y)}"/>')
         parts.append(f'<path class="line c{color}" d="{_path(smooth if noisy else outline, x, y)}"/>')
     for at in series.not_finite:
-        parts.append(f'<path class="bad" d="M{_x(x, at) - 4:g} {_TOP}l8 8m0 -8l-8 8"><title>step {number(at)}: {escape(curve.name)} '
-                     "is not finite</title></path>")
+        parts.append(
+            f'<path class="bad" d="M{_x(x, at) - 4:g} {_TOP}l8 8m0 -8l-8 8"><title>step {number(at)}: {escape(curve.name)} '
+            "is not finite</title></path>"
+        )
     return "".join(parts)
 
 
@@ -222,12 +240,16 @@ def _hover(curves: Sequence[Curve], x: Axis) -> str:
     width = (_WIDTH - _LEFT - _RIGHT) / _COLUMNS
     return "".join(
         f'<rect class="hover" x="{_LEFT + column * width:.1f}" y="{_TOP}" width="{width:.1f}" height="{_HEIGHT - _TOP - _BOTTOM}">'
-        f"<title>{escape(chr(10).join(lines))}</title></rect>" for column, lines in sorted(texts.items()))
+        f"<title>{escape(chr(10).join(lines))}</title></rect>"
+        for column, lines in sorted(texts.items())
+    )
 
 
 def _legend(curves: Sequence[Curve]) -> str:
     if len(curves) == 1:
         return ""
-    keys = "".join(f'<li><span class="key c{i % _COLORS + 1}"></span>{escape(curve.name)} <b>{number(curve.series.final)}</b></li>'
-                   for i, curve in enumerate(curves))
+    keys = "".join(
+        f'<li><span class="key c{i % _COLORS + 1}"></span>{escape(curve.name)} <b>{number(curve.series.final)}</b></li>'
+        for i, curve in enumerate(curves)
+    )
     return f'<ul class="legend">{keys}</ul>'
