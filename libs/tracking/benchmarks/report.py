@@ -20,8 +20,10 @@ def main() -> None:
         with open(run.path / "history.jsonl", "w", encoding="utf-8") as file:
             for step in range(1, steps + 1):
                 loss = step**-0.5 + step * 7919 % 100 / 1000
-                file.write(f'{{"step": {step}, "time": {1.7e9 + step:.3f}, "loss": {loss:.6f}, "lr": {1 / step:.4g}, '
-                           f'"grad_norm": {1 + step % 17 / 9:.4f}, "tokens_per_s": {60000 + step % 991}}}\n')
+                file.write(
+                    f'{{"step": {step}, "time": {1.7e9 + step:.3f}, "loss": {loss:.6f}, "lr": {1 / step:.4g}, '
+                    f'"grad_norm": {1 + step % 17 / 9:.4f}, "tokens_per_s": {60000 + step % 991}}}\n'
+                )
         started = time.process_time()
         size = write_report(run.path).stat().st_size
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
