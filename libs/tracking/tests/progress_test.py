@@ -68,7 +68,8 @@ def test_one_live_line_on_a_terminal(monkeypatch):
         "\rstep 2/5  loss 1  67.2k tok/s  2.0 steps/s  eta 0:02\x1b[K"
         "\rstep 3/5  loss 0.6667  67.2k tok/s  2.0 steps/s  eta 0:01\x1b[K"
         "\r\x1b[Kevaluating\n"
-        "\rstep 3/5  loss 0.6667  67.2k tok/s  2.0 steps/s  eta 0:01\x1b[K\n")
+        "\rstep 3/5  loss 0.6667  67.2k tok/s  2.0 steps/s  eta 0:01\x1b[K\n"
+    )
 
 
 def test_a_terminal_is_redrawn_at_most_ten_times_a_second_and_never_wraps(monkeypatch):
@@ -101,11 +102,19 @@ def test_text_that_the_stream_cannot_encode():
     assert raw.getvalue() == b"\\xe9\n"
 
 
-@pytest.mark.parametrize("name, value, text", [
-    ("loss", 0.203, "loss 0.203"), ("lr", 3e-4, "lr 3.000e-04"), ("loss", 0, "loss 0"), ("reward", -1.5, "reward -1.5"),
-    ("tokens_per_s", 950.0, "950 tok/s"), ("memory_gb", 3.14, "memory 3.1 GiB"),
-    ("loss", float("nan"), "loss nan"), ("note", None, "note None"),
-])
+@pytest.mark.parametrize(
+    "name, value, text",
+    [
+        ("loss", 0.203, "loss 0.203"),
+        ("lr", 3e-4, "lr 3.000e-04"),
+        ("loss", 0, "loss 0"),
+        ("reward", -1.5, "reward -1.5"),
+        ("tokens_per_s", 950.0, "950 tok/s"),
+        ("memory_gb", 3.14, "memory 3.1 GiB"),
+        ("loss", float("nan"), "loss nan"),
+        ("note", None, "note None"),
+    ],
+)
 def test_numbers(name, value, text):
     assert show_number(name, value) == text
 
