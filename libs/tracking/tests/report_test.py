@@ -21,13 +21,25 @@ def a_run(path, steps=300):
     run = RunDir.create(path, config_toml=f'name = "{NASTY}"\n', env={"cpu": NASTY})
     for step in range(1, steps + 1):
         event = {"event": f"spike {NASTY}"} if step == 77 else {}
-        run.log(step, loss=math.nan if step == 5 else 4.0 * 0.97**step + 0.001 * (step % 7), lr=1e-3, grad_norm=1.0 + step % 5,
-                tokens_per_s=6e4, reward=step / steps, **event)
+        run.log(
+            step,
+            loss=math.nan if step == 5 else 4.0 * 0.97**step + 0.001 * (step % 7),
+            lr=1e-3,
+            grad_norm=1.0 + step % 5,
+            tokens_per_s=6e4,
+            reward=step / steps,
+            **event,
+        )
     for step in (0, steps):
         run.eval(step, accuracy_1=step / steps, accuracy_1_low=0.0, accuracy_1_high=1.0)
         run.sample(step, prompt=f"2+2? {NASTY}", output="5" if step == 0 else "4", correct=step > 0, reason="equal", answer="4")
-    run.finish("done", stage="sft", steps=steps, metrics={"before": {"accuracy_1": 0.0}, "after": {"accuracy_1": 1.0, "new": None}},
-               next=f"go {NASTY}")
+    run.finish(
+        "done",
+        stage="sft",
+        steps=steps,
+        metrics={"before": {"accuracy_1": 0.0}, "after": {"accuracy_1": 1.0, "new": None}},
+        next=f"go {NASTY}",
+    )
     return (path / "report.html").read_text(encoding="utf-8")
 
 
@@ -75,10 +87,19 @@ def test_the_report_is_self_contained_and_well_formed(tmp_path):
 
 def test_what_the_report_says(tmp_path):
     page = a_run(tmp_path / "r")
-    for text in ("<title>sft: r</title>", ">done</span>",
-                 '<td>accuracy 1</td><td>0</td><td>1</td><td class="change">+1</td><td>0 – 1</td>', "step 5: loss is not finite",
-                 "step 77: spike", '<span class="badge bad-badge">wrong</span>', '<span class="badge good">right</span>', "reason: equal",
-                 "<h3>Loss <small>log scale</small></h3>", "<h3>Accuracy</h3>", "<summary>Configuration</summary>"):
+    for text in (
+        "<title>sft: r</title>",
+        ">done</span>",
+        '<td>accuracy 1</td><td>0</td><td>1</td><td class="change">+1</td><td>0 – 1</td>',
+        "step 5: loss is not finite",
+        "step 77: spike",
+        '<span class="badge bad-badge">wrong</span>',
+        '<span class="badge good">right</span>',
+        "reason: equal",
+        "<h3>Loss <small>log scale</small></h3>",
+        "<h3>Accuracy</h3>",
+        "<summary>Configuration</summary>",
+    ):
         assert text in page, text
     assert page.index("Before and after") < page.index("Curves") < page.index("Samples") < page.index("Details")
 
@@ -138,8 +159,10 @@ def test_the_report_of_a_hundred_thousand_steps_is_small_quick_and_shows_every_s
     with open(run.path / "history.jsonl", "w") as file:
         for step in range(1, 100_001):
             loss = spikes.get(step, 3.0 + step * 7919 % 100 / 1000)
-            file.write(f'{{"step": {step}, "time": {1.7e9 + step:.3f}, "loss": {loss:.3f}, "lr": {1 / step:.4g}, "grad_norm": 1.5, '
-                       f'"tokens_per_s": {60000 + step % 991}}}\n')
+            file.write(
+                f'{{"step": {step}, "time": {1.7e9 + step:.3f}, "loss": {loss:.3f}, "lr": {1 / step:.4g}, "grad_norm": 1.5, '
+                f'"tokens_per_s": {60000 + step % 991}}}\n'
+            )
     seconds = []
     for _ in range(2):
         started = time.process_time()
@@ -154,8 +177,10 @@ def test_the_report_of_a_hundred_thousand_steps_is_small_quick_and_shows_every_s
         assert any(abs(y - (low - spike / 60 * (low - high))) < 0.1 for y in heights), spike
 
 
-@given(values=st.lists(st.integers(-10**9, 10**9).map(lambda value: value / 1000), min_size=1, max_size=300),
-       limit=st.sampled_from([2, 8, 64]))
+@given(
+    values=st.lists(st.integers(-(10**9), 10**9).map(lambda value: value / 1000), min_size=1, max_size=300),
+    limit=st.sampled_from([2, 8, 64]),
+)
 @settings(max_examples=60)
 def test_a_series_keeps_extremes_mean_order_and_end(values, limit):
     series = Series(limit)
@@ -178,24 +203,30 @@ def test_smoothing_a_constant_gives_the_constant():
     assert all(math.isclose(y, 3.0) for _, y in series.smooth())
 
 
-@pytest.mark.parametrize("low, high, labels", [
-    (0, 1, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
-    (0.1, 4.2, ["0", "1", "2", "3", "4", "5"]),
-    (-3, 7, ["-4", "-2", "0", "2", "4", "6", "8"]),
-    (0, 3e-4, ["0", "1e-4", "2e-4", "3e-4"]),
-    (61_000, 71_000, ["60k", "62k", "64k", "66k", "68k", "70k", "72k"]),
-    (5, 5, ["0", "2", "4", "6", "8"]),
-    (0, 0, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
-])
+@pytest.mark.parametrize(
+    "low, high, labels",
+    [
+        (0, 1, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        (0.1, 4.2, ["0", "1", "2", "3", "4", "5"]),
+        (-3, 7, ["-4", "-2", "0", "2", "4", "6", "8"]),
+        (0, 3e-4, ["0", "1e-4", "2e-4", "3e-4"]),
+        (61_000, 71_000, ["60k", "62k", "64k", "66k", "68k", "70k", "72k"]),
+        (5, 5, ["0", "2", "4", "6", "8"]),
+        (0, 0, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+    ],
+)
 def test_linear_ticks(low, high, labels):
     assert [label for _, label in linear_axis(low, high).ticks] == labels
 
 
-@pytest.mark.parametrize("low, high, labels", [
-    (6e-4, 12, ["1e-4", "0.001", "0.01", "0.1", "1", "10", "100"]),
-    (0.3, 20, ["0.2", "0.5", "1", "2", "5", "10", "20"]),
-    (0.05, 20, ["0.03", "0.1", "0.3", "1", "3", "10", "30"]),
-])
+@pytest.mark.parametrize(
+    "low, high, labels",
+    [
+        (6e-4, 12, ["1e-4", "0.001", "0.01", "0.1", "1", "10", "100"]),
+        (0.3, 20, ["0.2", "0.5", "1", "2", "5", "10", "20"]),
+        (0.05, 20, ["0.03", "0.1", "0.3", "1", "3", "10", "30"]),
+    ],
+)
 def test_log_ticks(low, high, labels):
     assert [label for _, label in log_axis(low, high).ticks] == labels
 
@@ -229,9 +260,20 @@ def test_any_numbers_make_a_picture_within_its_frame(values):
             assert all(55 <= x <= 549 and 11 <= y <= 245 for x, y in points)
 
 
-@pytest.mark.parametrize("value, text", [
-    (0, "0"), (0.203, "0.203"), (3e-4, "3e-4"), (1.25e-7, "1.25e-7"), (67_200, "67.2k"), (7.248e9, "7.248G"),
-    (2600, "2600"), (-0.5, "-0.5"), (math.nan, "nan")])
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (0, "0"),
+        (0.203, "0.203"),
+        (3e-4, "3e-4"),
+        (1.25e-7, "1.25e-7"),
+        (67_200, "67.2k"),
+        (7.248e9, "7.248G"),
+        (2600, "2600"),
+        (-0.5, "-0.5"),
+        (math.nan, "nan"),
+    ],
+)
 def test_numbers_for_people(value, text):
     assert number(value) == text
 
@@ -278,7 +320,9 @@ def test_a_comparison_names_what_is_wrong(tmp_path, wrong):
     assert not (tmp_path / "x.html").exists()
 
 
-VALUES = st.one_of(st.floats(), st.floats(-1e3, 1e3), st.integers(-5, 5).map(float), st.just(math.nan), st.sampled_from([1e-120, -1e-300, 1e101]))
+VALUES = st.one_of(
+    st.floats(), st.floats(-1e3, 1e3), st.integers(-5, 5).map(float), st.just(math.nan), st.sampled_from([1e-120, -1e-300, 1e101])
+)
 
 
 @given(st.lists(VALUES, max_size=300), st.integers(4, 40), st.integers(1, 90))
