@@ -45,10 +45,22 @@ def test_a_run_from_start_to_finish(tmp_path):
     assert not (path / "stage_result.json").exists() and not (path / "report.html").exists()
     run.finish("done", stage="sft", steps=1, metrics={"before": {"accuracy_1": math.nan}, "after": {"accuracy_1": 1.0}})
     assert json.loads((path / "stage_result.json").read_text()) == {
-        "status": "done", "stage": "sft", "steps": 1, "metrics": {"before": {"accuracy_1": "nan"}, "after": {"accuracy_1": 1.0}}}
+        "status": "done",
+        "stage": "sft",
+        "steps": 1,
+        "metrics": {"before": {"accuracy_1": "nan"}, "after": {"accuracy_1": 1.0}},
+    }
     assert (path / "report.html").stat().st_mtime_ns <= (path / "stage_result.json").stat().st_mtime_ns
     assert sorted(p.name for p in path.iterdir()) == [
-        "checkpoints", "config.toml", "env.json", "eval.jsonl", "history.jsonl", "report.html", "samples.jsonl", "stage_result.json"]
+        "checkpoints",
+        "config.toml",
+        "env.json",
+        "eval.jsonl",
+        "history.jsonl",
+        "report.html",
+        "samples.jsonl",
+        "stage_result.json",
+    ]
     run.close()
 
 
@@ -130,8 +142,9 @@ def test_a_run_is_not_written_over(tmp_path):
     start(tmp_path / "r").log(1, loss=1.0)
     with pytest.raises(RunDirError) as caught:
         start(tmp_path / "r")
-    assert str(caught.value) == (f"{tmp_path / 'r'}: holds a run already (history.jsonl); add --resume to go on with it, "
-                                 "or choose another run_dir")
+    assert str(caught.value) == (
+        f"{tmp_path / 'r'}: holds a run already (history.jsonl); add --resume to go on with it, or choose another run_dir"
+    )
     assert len(read_history(tmp_path / "r" / "history.jsonl")) == 1
 
 
@@ -149,22 +162,26 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_whole_lines(tmp_
     monkeypatch.setattr(os, "write", half)
     with pytest.raises(RunDirError) as caught:
         run.log(2, loss=0.5)
-    assert str(caught.value) == (f"{run.path / 'history.jsonl'}: cannot be written: No space left on device; "
-                                 "free space on that disk or choose another run_dir")
+    assert str(caught.value) == (
+        f"{run.path / 'history.jsonl'}: cannot be written: No space left on device; free space on that disk or choose another run_dir"
+    )
     monkeypatch.undo()
     run.log(3, loss=0.25)  # space again: nothing half-written is in the way
     assert [line["step"] for line in read_history(run.path / "history.jsonl")] == [1, 3]
 
 
 def test_a_real_limit_on_the_files_size(tmp_path):
-    done = child("""
+    done = child(
+        """
 import resource, sys
 from align.tracking import RunDir
 run = RunDir.create(sys.argv[1], config_toml="", env={})
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 for step in range(1, 1000):
     run.log(step, loss=1.0)
-""", str(tmp_path / "r"))
+""",
+        str(tmp_path / "r"),
+    )
     _, error = done.communicate(timeout=60)
     assert done.returncode == 1 and "history.jsonl: cannot be written: File too large" in error.splitlines()[-1]
     steps = [line["step"] for line in read_history(tmp_path / "r" / "history.jsonl")]
@@ -197,7 +214,8 @@ def test_a_failing_report_does_not_cost_the_result(tmp_path):
 
 
 def test_a_killed_run_leaves_files_that_parse(tmp_path):
-    process = child("""
+    process = child(
+        """
 import sys
 from align.tracking import RunDir
 run = RunDir.create(sys.argv[1], config_toml="", env={})
@@ -205,7 +223,9 @@ for step in range(1, 10**9):
     run.log(step, loss=1.0 / step, text="x" * 500)
     if step == 50:
         print("go", flush=True)
-""", str(tmp_path / "r"))
+""",
+        str(tmp_path / "r"),
+    )
     assert process.stdout.readline() == "go\n"
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
@@ -345,6 +365,7 @@ def test_the_readmes_example_runs():
     code = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     out, error = (done := child(code)).communicate(timeout=60)
     assert done.returncode == 0, error
-    assert out.strip() == str(["checkpoints", "config.toml", "env.json", "eval.jsonl", "history.jsonl", "report.html", "samples.jsonl",
-                               "stage_result.json"])
+    assert out.strip() == str(
+        ["checkpoints", "config.toml", "env.json", "eval.jsonl", "history.jsonl", "report.html", "samples.jsonl", "stage_result.json"]
+    )
     assert error.splitlines()[0].startswith("step 1/3  loss 1  67.0k tok/s")
