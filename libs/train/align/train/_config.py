@@ -34,9 +34,7 @@ class TrainConfig:
     reshard_after_forward: Annotated[
         bool, "several ranks: give up a block's gathered weights between forward and backward; false is faster and holds all weights"
     ] = True
-    hang_timeout: Annotated[float | None, "seconds without progress after which the run ends and names the rank; none: never"] = (
-        1800.0
-    )
+    hang_timeout: Annotated[float | None, "seconds without progress after which the run ends and names the rank; none: never"] = 1800.0
     profile: Annotated[str | None, "steps to profile, such as 10:13 (the last included); a trace for chrome://tracing in run_dir"] = None
     peak_tflops: Annotated[float | None, "what MFU is counted against; none: the data sheet of a known GPU, no MFU elsewhere"] = None
 
