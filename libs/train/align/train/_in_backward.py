@@ -87,9 +87,7 @@ class InBackward(torch.optim.Optimizer):
             entries |= {name: state["state"][key] for name, key in zip(names, keys, strict=True) if key in state["state"]}
             rest = {key: value for key, value in state.items() if key not in ("state", "param_groups")}
             hyper = {key: value for key, value in state["param_groups"][0].items() if key not in ("params", "param_names")}
-        groups = [
-            {"params": list(group["param_names"]), **hyper, "weight_decay": group["weight_decay"]} for group in self.param_groups
-        ]
+        groups = [{"params": list(group["param_names"]), **hyper, "weight_decay": group["weight_decay"]} for group in self.param_groups]
         order = [name for group in self.param_groups for name in group["param_names"]]
         return {**rest, "state": {name: entries[name] for name in order if name in entries}, "param_groups": groups}
 
