@@ -62,9 +62,7 @@ def _shard(model: nn.Module, blocks: list[nn.Module], config: TrainConfig, ranks
     precision = MixedPrecisionPolicy(reduce_dtype=torch.float32 if config.reduce_dtype == "float32" else None)
     adapter = set(lora_parameters(model))
     for block in blocks:
-        fully_shard(
-            block, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward, ignored_params=adapter
-        )
+        fully_shard(block, mesh=mesh, mp_policy=precision, reshard_after_forward=config.reshard_after_forward, ignored_params=adapter)
     # The head's weight is read outside of the forward, by the loss; so the root's are given up after the backward only.
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=False, ignored_params=adapter)
     for module in model.modules():
