@@ -103,9 +103,7 @@ def adapter_of(model: nn.Module, config: LoraConfig) -> Adapter | None:
     """What a checkpoint holds of a model that trains an adapter."""
     if not lora_layers(model):
         return None
-    return Adapter(
-        adapter_config(config), adapter_tensors(model), merged_weights(model) if config.save_merged else None
-    )
+    return Adapter(adapter_config(config), adapter_tensors(model), merged_weights(model) if config.save_merged else None)
 
 
 def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
