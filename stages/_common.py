@@ -68,6 +68,14 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForwardSection:
+    """Forwards without training; named train, as where there is some."""
+
+    micro_batch: Annotated[int, "rows a forward"] = 16
+    threads: Annotated[int, "CPU threads of torch; 0 leaves torch's own choice"] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class GuardSection:
     """What is checked before a run starts."""
 

@@ -13,6 +13,7 @@ from align.data import EncodedPairs, arithmetic_rows, bundled, encode_preference
 from align.evals import encode_prompt
 from align.model import Decoder
 from align.rl import make_reward, readable, verified_pairs
+from align.tokenizer import Tokenizer
 
 GENERATED_PROMPTS = 1500
 MADE_HERE = ("arithmetic", "gsm8k_train")
@@ -77,6 +78,13 @@ def encode(section: PairSection, loaded: Loaded, rows: list[dict[str, Any]]) -> 
     return encoded
 
 
+def _asked(section: PairSection, tokenizer: Tokenizer, row: dict[str, Any]) -> list[int]:
+    """What a prompt is asked with: as it stands before the answers that are trained."""
+    if section.chat:
+        return list(tokenizer.render_chat(row["messages"], add_generation_prompt=True, template=section.template).ids)
+    return encode_prompt(tokenizer, row)
+
+
 def _made(section: PairSection, loaded: Loaded, model: Decoder, seed: int) -> list[dict[str, Any]]:
     count = section.rows or GENERATED_PROMPTS
     if section.source == "arithmetic":
@@ -87,7 +95,7 @@ def _made(section: PairSection, loaded: Loaded, model: Decoder, seed: int) -> li
     reward = make_reward(section.reward, locate=find)
     try:
         pairs, dropped = verified_pairs(
-            rows, [encode_prompt(loaded.tokenizer, row) for row in rows],
+            rows, [_asked(section, loaded.tokenizer, row) for row in rows],
             WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=256), loaded.tokenizer, reward, samples=section.samples,
             per_prompt=section.per_prompt, max_new_tokens=section.max_new_tokens, temperature=section.temperature, seed=seed,
         )  # fmt: skip

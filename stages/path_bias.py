@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from _common import build_model, run_stage, say
+from _common import ForwardSection, build_model, run_stage, say
 from _life import LivingSampler, show_forwards
 from _rl import StartSection, load_start
 
@@ -19,7 +19,6 @@ from align.model import pick_forward_impl
 from align.rl import Rollout, forward_of, path_bias, weights_sha256
 from align.rollout import NativeSampler
 from align.tracking import RunDir, environment
-from align.train import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class PathBiasConfig:
     implementations: Annotated[list[str], "which attention implementations are compared, with the sampler's and with each other"] = field(
         default_factory=lambda: [pick_forward_impl(), pick_forward_impl(packed=True)]
     )
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(micro_batch=16, threads=1))
+    train: ForwardSection = field(default_factory=ForwardSection)
 
 
 def measure(call: Invocation[PathBiasConfig]) -> int:

@@ -164,6 +164,12 @@ def check(config: PpoConfig) -> None:
     world = config.launch.nproc * config.launch.nnodes
     check_rollout(config.rollout, global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, world=world)
     check_external(config.vllm, config.rollout)
+    idle = RolloutConfig(group=1)
+    for name in ("dead_retries", "mask_dead_groups", "overlong_buffer"):
+        if getattr(config.rollout, name) != getattr(idle, name):
+            raise ConfigError(f"rollout.{name} is set, and has no effect in ppo, whose credit comes from the reward model; leave it out")
+    if config.rollout.overlong == "penalty":
+        raise ConfigError("rollout.overlong is penalty, which lowers a reward that ppo does not learn from; set prm.reward.truncated")
     if config.prm.path is None and config.model.path != StartSection().path:
         raise ConfigError("prm.path is unset, and a reward model is trained here for the default model alone; train one with //stages:prm")
     labels(config)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from _common import build_model, run_stage, say
+from _common import ForwardSection, build_model, run_stage, say
 from _life import show_forwards
 from _pairs import PairSection, encode, made_here, pair_rows
 from _rl import StartSection, load_start
@@ -16,7 +16,6 @@ from _rl import StartSection, load_start
 from align.config import ConfigError, Invocation, dumps
 from align.rl import CacheKey, ReferenceCache, forward_of, reference_logprobs, weights_sha256, write_cache
 from align.tracking import Progress, RunDir, environment
-from align.train import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class ReferenceConfig:
     model: StartSection = field(default_factory=StartSection)
     data: PairSection = field(default_factory=PairSection)
     forward_impl: Annotated[str | None, "attention: sdpa_causal pads rows, cpu_per_document and varlen do not; none: sdpa_causal"] = None
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(micro_batch=64, threads=1))
+    train: ForwardSection = field(default_factory=lambda: ForwardSection(micro_batch=64))
 
 
 def reference(call: Invocation[ReferenceConfig]) -> int:
