@@ -5,7 +5,7 @@
 CORPUS: a JSON list of texts (.json or .json.gz). With ALIGN_ORACLE_PYTHON set to the python of the oracle venv, the same texts go
 through Hugging Face tokenizers (and tiktoken for "gpt2", sentencepiece where the directory has a tokenizer.model), and every
 document's ids are compared. "cold" is the first pass over the corpus after loading, "warm" the second; "new text" is the second half of
-the documents after the first half.
+the documents after the first half; "pairs" makes a list of all (start, end) as well.
 """
 
 import gzip
@@ -92,8 +92,8 @@ def main(corpus: Path, directories: list[Path]):
     halves = texts[::2], texts[1::2]
     busy = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     print(f"{len(texts)} documents, {size_of(texts):.2f} MB; {busy}; Python {sys.version.split()[0]}\n")
-    print("| tokenizer | load s | cold | new text | warm | offsets, cold | offsets, warm | others | documents with other ids |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| tokenizer | load s | cold | new text | warm | offsets, cold | offsets, warm | pairs | others | documents with other ids |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for directory in directories:
         start = time.process_time()
         tokenizer = Tokenizer.load(directory)
@@ -102,15 +102,16 @@ def main(corpus: Path, directories: list[Path]):
         mine = [hashlib.sha256(json.dumps(tokenizer.encode(text)).encode()).hexdigest() for text in texts]
         tokenizer = Tokenizer.load(directory)
         taken += [seconds(tokenizer.encode_with_offsets, texts), seconds(tokenizer.encode_with_offsets, texts)]
+        taken.append(seconds(lambda text, encode=tokenizer.encode_with_offsets: list(encode(text).offsets), texts))
         tokenizer = Tokenizer.load(directory)
         seconds(tokenizer.encode, halves[0])
         half = seconds(tokenizer.encode, halves[1])
-        cold, warm, offsets, offsets_warm = (f"{size_of(texts) / s:.2f}" for s in taken)
+        cold, warm, offsets, offsets_warm, pairs = (f"{size_of(texts) / s:.2f}" for s in taken)
         others, digests = oracle(directory, tokenizer, texts)
         wrong = "–" if digests is None else sum(a != b for a, b in zip(mine, digests, strict=True))
         named = ", ".join(f"{name} {speed:.2f}" for name, speed in others.items()) or "–"
         new = f"{size_of(halves[1]) / half:.2f}"
-        row = (directory.name, f"{load:.2f}", cold, new, warm, offsets, offsets_warm, named, wrong)
+        row = (directory.name, f"{load:.2f}", cold, new, warm, offsets, offsets_warm, pairs, named, wrong)
         print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 

@@ -79,6 +79,18 @@ def test_byte_offsets_part_a_character():
     assert tokenizer.encode_with_offsets("a🫨b").offsets == [(0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3)]
 
 
+def test_offsets_are_like_a_list_of_pairs():
+    offsets = load("gpt2").encode_with_offsets("a b cé").offsets
+    pairs = [(0, 1), (1, 3), (3, 5), (5, 6)]
+    assert offsets == pairs and pairs == offsets and list(offsets) == pairs and repr(offsets) == f"Offsets({pairs})"
+    assert offsets != pairs[1:] and offsets != [(0, 1), (1, 3), (3, 5), (5, 7)] and offsets != 3
+    assert offsets[1:3] == pairs[1:3] and offsets[-1] == (5, 6) and (3, 5) in offsets and len(offsets) == 4
+    assert list(offsets.starts) == [0, 1, 3, 5] and list(offsets.ends) == [1, 3, 5, 6]
+    assert pickle.loads(pickle.dumps(offsets)) == offsets
+    with pytest.raises(IndexError):
+        offsets[4]
+
+
 def test_unit_is_checked():
     with pytest.raises(TokenizerError, match="unit 'words' is neither"):
         load("gpt2").encode_with_offsets("a", unit="words")

@@ -13,6 +13,7 @@ from align.tokenizer._chat import Chat, Segment
 from align.tokenizer._decode import Decoder
 from align.tokenizer._errors import ChatError, PrefixWarning, TokenizerError, VendoredWarning
 from align.tokenizer._files import resolve_tokenizer, vendored, vendored_dir
+from align.tokenizer._offsets import Offsets
 from align.tokenizer._report import Drift, Loss, LossReport
 from align.tokenizer._tokenizer import Encoding, Tokenizer
 
@@ -25,6 +26,7 @@ __all__ = [
     "Encoding",
     "Loss",
     "LossReport",
+    "Offsets",
     "PrefixWarning",
     "Segment",
     "Tokenizer",

@@ -126,13 +126,56 @@ def _alone(word: str) -> list[str]:
     return [word]
 
 
+class Offsets(Sequence[tuple[int, int]]):
+    """The (start, end) of each token, like a list of pairs; but kept as the arrays `starts` and `ends` (of type "q"), from which a pair is
+    made when it is asked for."""
+
+    __slots__ = ("ends", "starts")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, pairs: Iterable[tuple[int, int]] = ()) -> None:
+        self.starts, self.ends = array("q"), array("q")
+        self._add(pairs)
+
+    def _add(self, pairs: Iterable[tuple[int, int]]) -> None:
+        for start, end in pairs:
+            self.starts.append(start)
+            self.ends.append(end)
+
+    def _replace(self, at: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Puts `pairs` in place of all from `at` on."""
+        del self.starts[at:], self.ends[at:]
+        self._add(pairs)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            return self.starts[index], self.ends[index]
+        out = Offsets()
+        out.starts, out.ends = self.starts[index], self.ends[index]
+        return out
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.starts, self.ends, strict=True)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Offsets):
+            return self.starts == other.starts and self.ends == other.ends
+        return list(self) == other if isinstance(other, list) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"Offsets({list(self)})"
+
+
 class Walk:
     """One text on its way to ids and offsets."""
 
     def __init__(self, tokenizer: "Tokenizer", text: str, skip: "Skip", unit: str) -> None:
         self._tokenizer, self._text, self._skip = tokenizer, text, skip
         self.ids: list[int] = []
-        self.offsets: list[tuple[int, int]] = []
+        self.offsets = Offsets()
         self._trims = tokenizer._post.trims if unit == "char" else []
         self._starts: Sequence[int] | None = None
         if tokenizer._places is None:
@@ -151,7 +194,7 @@ class Walk:
 
     def _token(self, token_id: int, start: int, end: int) -> None:
         self.ids.append(token_id)
-        self.offsets.append((self._starts[start], self._starts[end]) if self._starts else (start, end))
+        self.offsets._add([(self._starts[start], self._starts[end]) if self._starts else (start, end)])
 
     def _stretch(self, text: str, base: int) -> None:
         """A stretch without raw added tokens, which begins at `base`."""
@@ -186,7 +229,7 @@ class Walk:
         """Trims the offsets from `before` on; texts: of these tokens, where they are not the model's."""
         for add_prefix_space in self._trims:
             texts = texts or list(map(self._tokenizer._bpe.token_of, self.ids[before:]))
-            self.offsets[before:] = trimmed(texts, self.offsets[before:], add_prefix_space, not before)
+            self.offsets._replace(before, trimmed(texts, self.offsets[before:], add_prefix_space, not before))
 
     def _tiled(self, text: str, first: bool, base: int) -> None:
         """A stretch whose units tile it, but for a prefix that the text does not have."""
@@ -197,54 +240,58 @@ class Walk:
         ids, column = self._places.of(units)
         self.ids += ids
         steps = column(0)
-        ends = list(accumulate(steps if steps.isascii() else steps.translate(_STEPS), initial=start))
+        ends = array("q", accumulate(steps if steps.isascii() else steps.translate(_STEPS), initial=start))
         if b"\x7f" in steps or ends[-1] != stop:  # _UNSURE, or characters were dropped
             words = list(chain.from_iterable(map(self._places.words, units)))
             word_starts = accumulate(map(len, words), initial=start)
-            self.offsets += [(at + a, at + b) for at, word in zip(word_starts, words, strict=False) for a, b in self._places.ranges(word)]
+            self.offsets._add((at + a, at + b) for at, word in zip(word_starts, words, strict=False) for a, b in self._places.ranges(word))
         elif start == base and len(self._trims) == 1:
             self._trimmed(ends, steps, column(1), column(2))
             return
         else:
-            self.offsets += zip(ends, islice(ends, 1, None), strict=False)
+            self.offsets.starts += ends[:-1]
+            self.offsets.ends += ends[1:]
             self._share(steps, before)
         for i in range(before, len(self.ids) if start < base else before):
             low, high = self.offsets[i]  # a prefix shares the place of the first character of the text
             if low >= base and high > base:
                 break
-            self.offsets[i] = (max(low, base), max(high, base + 1))
+            self.offsets.starts[i], self.offsets.ends[i] = max(low, base), max(high, base + 1)
         self._trim(before)
 
-    def _trimmed(self, ends: list[int], steps: bytes, leads: bytes, trails: bytes) -> None:
+    def _trimmed(self, ends: "array[int]", steps: bytes, leads: bytes, trails: bytes) -> None:
         """`trimmed` for tokens that tile, from what is known of each."""
-        before = len(self.offsets)
-        stops = islice(ends, 1, None)
-        self.offsets += zip(map(add, ends, leads), stops if not trails.strip(b"\0") else map(sub, stops, trails), strict=False)
+        offsets, before = self.offsets, len(self.offsets)
+        offsets.starts.extend(map(add, ends, leads))
+        if trails.strip(b"\0"):
+            offsets.ends.extend(map(sub, islice(ends, 1, None), trails))
+        else:
+            offsets.ends += ends[1:]
         self._share(steps, before)
         if self._trims[0]:  # the space before the first token, and one at the very beginning, stays
-            for i in range(before, len(self.offsets)):
-                first, end = ends[i - before], self.offsets[i][1]
+            for i in range(before, len(offsets)):
+                first = ends[i - before]
                 if first and i:
                     break
                 if leads[i - before] == 1:
-                    self.offsets[i] = (first, first if steps[i - before] == 1 else end)
+                    offsets.starts[i] = first
+                    offsets.ends[i] = first if steps[i - before] == 1 else offsets.ends[i]
 
     def _share(self, steps: bytes, before: int) -> None:
         """Gives the tokens that begin within a character the whole of it."""
         if not steps.isascii():
-            offsets = self.offsets
-            for i in compress(range(before, len(offsets)), steps.translate(_SHARES)):
-                first, end = offsets[i]
-                offsets[i] = (first - 1, end)
+            starts = self.offsets.starts
+            for i in compress(range(before, len(starts)), steps.translate(_SHARES)):
+                starts[i] -= 1
 
     def _piece(self, piece: str, spans: "Spans") -> None:
         tokenizer, at = self._tokenizer, 0
         for word in tokenizer._segments(piece) if tokenizer._segments else [piece]:
             self.ids += tokenizer._ids.of_word(word)
             if self._starts is None:
-                self.offsets += [(spans[at + a][0], spans[at + b - 1][1]) for a, b in self._places.ranges(word)]
+                self.offsets._add((spans[at + a][0], spans[at + b - 1][1]) for a, b in self._places.ranges(word))
             else:
-                self.offsets += self._byte_ranges(word, at, spans)
+                self.offsets._add(self._byte_ranges(word, at, spans))
             at += len(word)
 
     def _byte_ranges(self, word: str, at: int, spans: "Spans") -> list[tuple[int, int]]:
@@ -331,7 +378,7 @@ class _Margins(dict[str, tuple[int, int]]):
 _margins = _Margins()
 
 
-def trimmed(tokens: list[str], offsets: list[tuple[int, int]], add_prefix_space: bool, first: bool) -> list[tuple[int, int]]:
+def trimmed(tokens: list[str], offsets: Iterable[tuple[int, int]], add_prefix_space: bool, first: bool) -> list[tuple[int, int]]:
     """ByteLevel's trim_offsets: spaces at the ends of a token are not part of its place; but the one that encoding put there is.
     first: the tokens are the first of all."""
     out: list[tuple[int, int]] = []

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from align.tokenizer._added import AddedToken, Matcher, Skip
-from align.tokenizer._collection import no_collection
 from align.tokenizer._cuts import Cutter, chunk_pattern, segmenter
 from align.tokenizer._errors import TokenizerError
 from align.tokenizer._json_parts import Node, added_from, decoder_from, normaliser_from, postprocessor_from, pretokenizer_from
 from align.tokenizer._model import fingerprint, model_from
 from align.tokenizer._normalise import Sequence as NormaliserSequence
-from align.tokenizer._offsets import Places, Walk
+from align.tokenizer._offsets import Offsets, Places, Walk
 from align.tokenizer._pretokenise import Metaspace, PreTokenizer
 from align.tokenizer._units import Ids
 
@@ -27,7 +26,7 @@ class Encoding(NamedTuple):
     """`ids` and, for each of them, the (start, end) of the text it comes from; (0, 0) for ids that add_special_tokens put in."""
 
     ids: list[int]
-    offsets: list[tuple[int, int]]
+    offsets: Offsets
 
 
 class Tokenizer:
@@ -246,15 +245,12 @@ class Tokenizer:
         if unit not in ("char", "byte"):
             raise TokenizerError(f"unit {unit!r} is neither 'char' nor 'byte'")
         skip = self._skipper(text, special)
-        if len(text) < 1000:
-            found = Walk(self, text, skip, unit)
-        else:
-            with no_collection():  # one tuple for every token
-                found = Walk(self, text, skip, unit)
+        found = Walk(self, text, skip, unit)
         if not add_special_tokens:
             return Encoding(found.ids, found.offsets)
         before, after = self._post.before, self._post.after
-        return Encoding([*before, *found.ids, *after], [(0, 0)] * len(before) + found.offsets + [(0, 0)] * len(after))
+        offsets = Offsets([(0, 0)] * len(before) + list(found.offsets) + [(0, 0)] * len(after))
+        return Encoding([*before, *found.ids, *after], offsets)
 
     def encode_batch(
         self, texts: Sequence[str], *, processes: int = 1, add_special_tokens: bool = False, special: str = "token"
