@@ -67,7 +67,10 @@ def interpreter() -> Path:
 def sampler_of(config: Any, loaded: Loaded, model: Decoder) -> Sampler:
     """What `rollout.sampler` asks for."""
     if config.rollout.sampler == "native":
-        return WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=config.rollout.batch, alive=loaded.alive)
+        return WholeSampler(
+            model, eos_ids=loaded.eos_ids, max_batch=config.rollout.batch, alive=loaded.alive, kv_budget_gb=config.rollout.kv_budget_gb,
+            strict=config.forward_impl == "invariant",
+        )  # fmt: skip
     return ExternalSampler(config.vllm, model, loaded)
 
 

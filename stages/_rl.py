@@ -127,16 +127,18 @@ class WholeSampler:
     weights_version = 0
 
     def __init__(
-        self, model: Decoder, *, eos_ids: Sequence[int], max_batch: int, alive: Callable[[], None] = lambda: None
+        self, model: Decoder, *, eos_ids: Sequence[int], max_batch: int, alive: Callable[[], None] = lambda: None,
+        kv_budget_gb: float | None = None, strict: bool = False,
     ) -> None:  # fmt: skip
-        """alive: called every few steps."""
-        self._model, self._eos_ids, self._max_batch, self._alive = model, eos_ids, max_batch, alive
+        """alive: called every few steps. The others: NativeSampler's."""
+        self._model, self._alive = model, alive
+        self._options: dict[str, Any] = {"eos_ids": eos_ids, "max_batch": max_batch, "kv_budget_gb": kv_budget_gb, "strict": strict}
         self._kept: NativeSampler | None = None
 
     def generate(self, prompts_ids: Sequence[Sequence[int]], **options: Any) -> list[Sample]:
         """As NativeSampler.generate; all ranks call it together."""
         model = whole(self._model)
-        sampler = self._kept or NativeSampler(model, eos_ids=self._eos_ids, max_batch=self._max_batch)
+        sampler = self._kept or NativeSampler(model, **self._options)
         self._kept = sampler if model is self._model else None
         sampler.weights_version = self.weights_version
         return LivingSampler(sampler, self._alive).generate(prompts_ids, **options)

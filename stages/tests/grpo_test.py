@@ -114,7 +114,7 @@ def test_a_tripped_wire_stops_with_a_checkpoint_and_stays_tripped(caller, capsys
 FIELDS = {
     "seed": "1", "data.rows": "50", "data.levels": "[1]", "data.max_prompt": "24", "reward": "mine.py:length", "advantages": "none",
     "forward_impl": "cpu_per_document", "rollout.group": "8", "rollout.max_new_tokens": "12", "rollout.temperature": "0.7",
-    "rollout.batch": "3", "rollout.inner_steps": "2", "rollout.dead_retries": "3", "rollout.mask_dead_groups": "false",
+    "rollout.batch": "3", "rollout.kv_budget_gb": "0.001", "rollout.inner_steps": "2", "rollout.dead_retries": "3", "rollout.mask_dead_groups": "false",
     "rollout.overlong": "mask", "rollout.overlong_buffer": "20", "policy.clip_low": "0.00001", "policy.clip_high": "0.00001",
     "policy.level": "gspo", "policy.over": "sequences", "policy.correction": "truncate", "policy.correction_cap": "1.0",
     "policy.kl": "0.5", "policy.kl_estimator": "k2", "policy.kl_in": "reward",
@@ -168,8 +168,18 @@ def test_every_field_changes_the_run(caller, field):
         assert start_grpo("run_dir=a", *words) == 0
         UNCHANGED[tuple(words)] = (caller / "a" / made).read_bytes()
     assert start_grpo("run_dir=b", *words, f"{field}={FIELDS[field]}") == 0
-    if field not in ("rollout.batch", "forward_impl"):
+    if field not in ("rollout.batch", "rollout.kv_budget_gb", "forward_impl"):
         assert (caller / "b" / made).read_bytes() != UNCHANGED[tuple(words)]
+
+
+def test_strict_sampling_and_a_budget_that_is_too_small(caller, capsys):
+    """forward_impl=invariant: the sampler's log-probabilities are the trainer's (on the CPU to rounding)."""
+    words = [*GRPO, "train.max_steps=2", "eval.enabled=false", "checkpoint.every=0"]
+    assert start_grpo("run_dir=run", *words, "forward_impl=invariant") == 0
+    steps = [line for line in read_history(caller / "run/history.jsonl") if "mismatch" in line]
+    assert len(steps) == 2 and all(abs(step["mismatch"]) < 1e-5 for step in steps)
+    assert start_grpo("run_dir=small", *words, "rollout.kv_budget_gb=0.0001") == 2
+    assert "above the kv_budget_gb of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

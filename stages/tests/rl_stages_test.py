@@ -278,7 +278,7 @@ FIELDS = {
         "forward_impl": "cpu_per_document", "policy.clip_low": "0.00001", "policy.clip_high": "0.00001", "policy.correction": "truncate",
         "policy.correction_cap": "1.0", "policy.kl_in": "both", "policy.level": "gspo", "policy.over": "sequences", "rollout.group": "2",
         "rollout.max_new_tokens": "12", "rollout.overlong": "mask", "rollout.temperature": "0.7", "rollout.batch": "3",
-        "model.dtype": "bfloat16",
+        "rollout.kv_budget_gb": "0.001", "model.dtype": "bfloat16",
     },
     "reference": {
         "seed": "1", "data.rows": "50", "data.arm": "other", "data.max_length": "200", "forward_impl": "cpu_per_document",
@@ -307,7 +307,7 @@ AROUND = {
     "rollout.overlong": ["rollout.max_new_tokens=12"],
 }
 # What only memory or time, or in fp32 on a CPU nothing, depends on.
-SAME = {"forward_impl", "rollout.batch", "train.micro_batch", "train.threads", "data.arm"}
+SAME = {"forward_impl", "rollout.batch", "rollout.kv_budget_gb", "train.micro_batch", "train.threads", "data.arm"}
 # Tested elsewhere: sections of the Trainer, of SFT's evaluation, of the tripwire and of the sampler's process in their own tests; what
 # names a file, a model or its label tokens above; the pairs of `reference` and of `prm` are DPO's.
 ELSEWHERE = ("optimizer.", "schedule.", "checkpoint.", "eval.", "guard.", "launch.", "lora.", "tripwire.", "vllm.", "pairs")

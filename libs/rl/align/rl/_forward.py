@@ -14,7 +14,7 @@ from align.objectives import sequence_logprobs
 from align.rl._errors import RlError
 from align.rl._rollouts import Rollout, answer_mask, as_batch
 
-WITHOUT_PADDING = ("cpu_per_document", "varlen")  # these are given the real tokens of all rows, one row after another
+WITHOUT_PADDING = ("cpu_per_document", "varlen", "invariant")  # these are given the real tokens of all rows, one row after another
 
 
 def forward_of(forward_impl: str | None) -> str:
@@ -64,7 +64,8 @@ def row_logprobs(model: Decoder, batch: Mapping[str, Tensor], mask: Tensor, *, t
     if forward_impl not in WITHOUT_PADDING:
         return sequence_logprobs(hidden, model.output_weight, batch["targets"], mask)
     real = real_tokens(batch)
-    flat = sequence_logprobs(hidden, model.output_weight, batch["targets"][real][None], mask[real][None])
+    strict = forward_impl == "invariant"
+    flat = sequence_logprobs(hidden, model.output_weight, batch["targets"][real][None], mask[real][None], invariant=strict)
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(real, flat)
 
 
