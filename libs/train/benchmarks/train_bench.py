@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,12 +107,3 @@ def resident_gib(field: str = "VmRSS") -> float:
 def forget_peak() -> None:
     with contextlib.suppress(OSError):  # a system without it has the peak since the start
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def host_growth(told: dict[str, float]) -> Iterator[None]:
-    """Puts `before_gib` and `peak_gib` of this process's resident memory into `told`."""
-    forget_peak()
-    told["before_gib"] = resident_gib()
-    yield
-    told["peak_gib"] = max(resident_gib("VmHWM"), resident_gib())
