@@ -46,7 +46,8 @@ def weights_sha256(directory: str | os.PathLike[str]) -> str:
 def tokenizer_sha256(directory: str | os.PathLike[str]) -> str:
     """sha256 of the file that holds a model directory's vocabulary; "" where there is none.
 
-    The protocol carries it as the tokenizer's fingerprint: both ends can make it without a tokenizer.
+    The protocol carries it as the tokenizer's fingerprint: both ends can make it without a tokenizer. Raises OSError where that file
+    cannot be read.
     """
     for name in _TOKENIZER_FILES:
         path = Path(directory) / name

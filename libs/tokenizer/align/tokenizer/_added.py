@@ -8,6 +8,8 @@ from align.tokenizer import _unicode as U
 
 
 class AddedToken(NamedTuple):
+    """An entry of tokenizer.json's `added_tokens`: a token that is cut out of the text before the rest is tokenized."""
+
     id: int
     content: str
     single_word: bool = False

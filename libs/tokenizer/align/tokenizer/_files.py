@@ -119,6 +119,7 @@ def _saved(tokenizer: "Tokenizer", directory: Path) -> list[Path]:
 
 
 def vendored_dir(name: str = "mistral-7b-v0.3") -> Path:
+    """The directory of a tokenizer whose files are part of the library. Raises TokenizerError: no such name."""
     if name not in VENDORED:
         raise TokenizerError(f"no vendored tokenizer {name!r}; there is {', '.join(VENDORED)}")
     return ASSETS / name

@@ -7,7 +7,6 @@
 import json
 from bisect import bisect_right
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +108,3 @@ class ClassMap(dict[int, int]):
         letter = self._letters[bisect_right(self._edges, code) - 1]
         self[code] = letter
         return letter
-
-
-def spans_of(words: list[str]) -> list[tuple[int, int]]:
-    """(start, end) of each of adjacent words."""
-    ends = list(accumulate(map(len, words)))
-    return list(zip([0, *ends], ends, strict=False))

@@ -24,7 +24,10 @@ class RunDir:
     checkpoints: Path
 
     def __init__(self, path: Path, *, write: bool = True):
-        """An existing run directory; use `create`. With write=False (ranks other than 0) every method does nothing."""
+        """An existing run directory; use `create`. With write=False (ranks other than 0) every method does nothing.
+
+        Raises RunDirError where a log there cannot be opened.
+        """
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.writes = write

@@ -67,7 +67,7 @@ class Series:
             end = min(count, place + self._width - self._open)
             part = ys[place:end]
             low, high, total = min(part), max(part), sum(part)
-            plain = -_LARGEST <= low and high <= _LARGEST and total - total == 0  # no NaN among them, whose comparisons are all false
+            plain = low >= -_LARGEST and high <= _LARGEST and total - total == 0  # no NaN among them, whose comparisons are all false
             if end - place < 8 or not plain or 0 < abs(low) < 1 / _LARGEST or 0 < abs(high) < 1 / _LARGEST:
                 for x, y in zip(xs[place:end], part, strict=True):
                     self.add(x, y)
