@@ -6,7 +6,7 @@ from align.model._config import ModelConfig
 from align.model._decoder import Decoder, init
 from align.model._directory import load, load_config, save
 from align.model._errors import ModelError
-from align.model._fused import lay_side_by_side
+from align.model._fused import lay_side_by_side, side_by_side
 from align.model._gguf_convert import convert_gguf
 from align.model._gguf_export import export_gguf
 from align.model._step import Stepper
@@ -26,4 +26,5 @@ __all__ = [
     "load_config",
     "pick_forward_impl",
     "save",
+    "side_by_side",
 ]

@@ -5,7 +5,7 @@ The same function as the plain blocks' to rounding (norm, rotation and activatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -154,17 +154,19 @@ def projections(layer: Any) -> tuple[list[Any], list[Any]]:
 
 def neighbours(linears: Sequence[Any]) -> Tensor | None:
     """One tensor whose rows are those of the layers' weights, if these lie one after another in one storage; else, or with biases, None."""
-    if not all(_plain(linear) for linear in linears):
-        return None
-    weights: list[Tensor] = [linear.weight for linear in linears]
-    first, end = weights[0], weights[0].storage_offset()
+    return _together([linear.weight for linear in linears]) if all(map(_plain, linears)) else None
+
+
+def _together(tensors: Sequence[Tensor]) -> Tensor | None:
+    """One tensor with the rows of these, if they lie so."""
+    first, end = tensors[0], tensors[0].storage_offset()
     memory = first.untyped_storage().data_ptr()
-    for weight in weights:
-        if weight.untyped_storage().data_ptr() != memory or weight.storage_offset() != end or not weight.is_contiguous():
+    for tensor in tensors:
+        if tensor.untyped_storage().data_ptr() != memory or tensor.storage_offset() != end or not tensor.is_contiguous():
             return None
-        end += weight.numel()
-    rows = sum(weight.shape[0] for weight in weights)
-    return first.detach().as_strided((rows, first.shape[1]), first.stride(), first.storage_offset())
+        end += tensor.numel()
+    rows = sum(tensor.shape[0] for tensor in tensors)
+    return first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
 
 
 def _plain(linear: Any) -> bool:
@@ -173,20 +175,27 @@ def _plain(linear: Any) -> bool:
 
 
 @torch.no_grad()
-def lay_side_by_side(model: Decoder) -> None:
-    """Moves the weights that read the same input next to each other, a block at a time; they stay parameters of their own.
+def side_by_side(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One tensor (the sum of n_i, ...) with the rows of the parameters (n_i, ...): their own memory. Where they do not lie one after
+    another they are moved there; they stay parameters with the same values.
 
-    What a parameter's `.data` was before is no longer its memory, so call this before anything holds on to that. A later `.to` undoes it.
+    What a parameter's `.data` was before is no longer its memory then, so call this before anything holds on to that. A later `.to`
+    undoes it.
     """
-    for linears in _separate(model):
-        joint, start = torch.cat([linear.weight for linear in linears]), 0
-        for linear in linears:
-            linear.weight.data = joint[start : start + linear.weight.shape[0]]
-            start += linear.weight.shape[0]
+    found = _together(parameters)
+    if found is not None:
+        return found
+    with torch.inference_mode(False):
+        joint, start = torch.cat([parameter.detach() for parameter in parameters]), 0
+    for parameter in parameters:
+        parameter.data = joint[start : start + parameter.shape[0]]
+        start += parameter.shape[0]
+    return joint
 
 
-def _separate(model: Decoder) -> Iterator[list[Any]]:
+def lay_side_by_side(model: Decoder) -> None:
+    """`side_by_side` for the weights that read the same input, a block at a time; those with biases, adapters or shards stay."""
     for layer in model.blocks:
         for linears in projections(layer):
-            if all(map(_plain, linears)) and neighbours(linears) is None:
-                yield linears
+            if all(map(_plain, linears)):
+                side_by_side([linear.weight for linear in linears])

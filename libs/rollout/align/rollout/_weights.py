@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from align.model import Decoder
+from align.model import Decoder, side_by_side
 from align.rollout._sampling import RolloutError
 
 
@@ -36,8 +35,7 @@ def layers_of(model: Decoder) -> list[Layer]:
     Raises:
         RolloutError: a layer that is not a plain linear one, whose weight alone would be half the truth.
     """
-    with torch.inference_mode(False), torch.no_grad():
-        return [_layer(block, number) for number, block in enumerate(model.blocks)]
+    return [_layer(block, number) for number, block in enumerate(model.blocks)]
 
 
 def _layer(block: Any, number: int) -> Layer:
@@ -66,26 +64,7 @@ def _layer(block: Any, number: int) -> Layer:
 
 def _joined(*linears: Any) -> tuple[Tensor, Tensor | None]:
     biases = [linear.bias for linear in linears if linear.bias is not None]
-    return neighbours([linear.weight for linear in linears]), neighbours(biases) if biases else None
-
-
-def neighbours(parameters: list[nn.Parameter]) -> Tensor:
-    """One tensor whose rows are those of the parameters, one after another. Where they do not lie so already they are moved there."""
-    first, end = parameters[0], parameters[0].storage_offset()
-    together = True
-    for parameter in parameters:
-        same = parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() and parameter.storage_offset() == end
-        together &= same and parameter.is_contiguous()
-        end += parameter.numel()
-    rows = sum(parameter.shape[0] for parameter in parameters)
-    if together:
-        return first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
-    joint = torch.cat([parameter.detach() for parameter in parameters])
-    start = 0
-    for parameter in parameters:
-        parameter.data = joint[start : start + parameter.shape[0]]
-        start += parameter.shape[0]
-    return joint
+    return side_by_side([linear.weight for linear in linears]), side_by_side(biases) if biases else None
 
 
 def addresses(model: Decoder) -> tuple[int, ...]:
