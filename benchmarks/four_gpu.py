@@ -69,6 +69,7 @@ class Bench:
         told.unlink(missing_ok=True)
         threads = str(max(1, (os.cpu_count() or 1) // world))
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        environment["PYTHONPATH"] = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
         if not self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         logs = [open(self.folder / f"rank-{rank}.log", "w+", encoding="utf-8") for rank in range(world)]  # noqa: SIM115

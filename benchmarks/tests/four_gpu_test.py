@@ -1,30 +1,25 @@
-"""The whole command on two gloo ranks with a tiny model: every part gives its rows, and nothing differs where nothing may."""
+"""The command on two gloo ranks with a tiny model: every part gives its rows, and nothing differs where nothing may.
+
+Steps of GRPO and DPO over ranks are tests of the stages.
+"""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
+import four_gpu
 import pytest
-
-COMMAND = Path(__file__).parents[1] / "four_gpu.py"
 
 
 @pytest.mark.slow
-def test_every_part_on_two_ranks(tmp_path):
+def test_the_parts_on_two_ranks(tmp_path):
     table, log = tmp_path / "table.md", tmp_path / "table.json"
-    command = [sys.executable, str(COMMAND), "--ranks", "2", "--model", "tiny", "--device", "cpu", "--steps", "4", "--out", str(table)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
+    parts = "one,sft,gather,exact,reshard"
+    code = four_gpu.main(["--ranks", "2", "--model", "tiny", "--device", "cpu", "--steps", "4", "--only", parts, "--out", str(table)])
     told = json.loads(log.read_text(encoding="utf-8"))
-    assert done.returncode == 0 and told["failed"] == {}
-    rows = {what: (value, beside) for what, value, beside in told["rows"]}
-    same = [value for what, (value, _) in rows.items() if "differ" in what]
+    assert told["failed"] == {} and code == 0
+    rows = {what: value for what, value, _ in told["rows"]}
+    same = [value for what, value in rows.items() if "differ" in what]
     assert len(same) == 5 and all(re.match(r"0( of \d+)?$", value) for value in same), rows  # three resumes, loaded on two ranks and on one
-    assert rows["dpo: optimizer files"][0] == rows["grpo: optimizer files"][0] == "2 of 2 ranks"
-    grpo = rows["grpo: losses of 3 steps, s of the last"][0]
-    assert "–" not in grpo, "a step without a gradient"
     assert len(told["log"]["sft"]["each"]) == 2 and told["log"]["sft"]["files"].keys() >= {"optimizer-00001-of-00002.safetensors"}
     assert "optimizer-00001-of-00002.safetensors" not in told["log"]["gather"]["files"]
     shown = table.read_text(encoding="utf-8")
