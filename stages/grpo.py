@@ -48,7 +48,9 @@ class GrpoConfig(TrainerConfig):
     data: PromptSection = field(default_factory=PromptSection)
     reward: Annotated[str, "verify, lean (rows of lean:FILE), or path/file.py:function, called with prompt, completion and row"] = "verify"
     advantages: Annotated[Literal["group", "none"], "divide by the group's standard deviation (GRPO), or not (Dr.GRPO)"] = "group"
-    forward_impl: Annotated[str | None, "sdpa_causal pads rows, cpu_per_document and varlen do not; invariant: strict sampling; none: sdpa_causal"] = None
+    forward_impl: Annotated[
+        str | None, "sdpa_causal pads rows, cpu_per_document and varlen do not; invariant: strict sampling; none: sdpa_causal"
+    ] = None
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     vllm: ExternalSection = field(default_factory=ExternalSection)
     policy: PolicyConfig = field(default_factory=PolicyConfig)

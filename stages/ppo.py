@@ -72,7 +72,9 @@ class PpoConfig(TrainerConfig):
     critic: CriticConfig = field(default_factory=CriticConfig)
     path_bias: Annotated[Path | None, "report of //stages:path_bias on model.path; of another checkpoint it is refused"] = None
     path_bias_limit: Annotated[float, "largest mean difference of sampler and trainer, nats a token, that the report may show"] = 0.01
-    forward_impl: Annotated[str | None, "sdpa_causal pads rows, cpu_per_document and varlen do not; invariant: strict sampling; none: sdpa_causal"] = None
+    forward_impl: Annotated[
+        str | None, "sdpa_causal pads rows, cpu_per_document and varlen do not; invariant: strict sampling; none: sdpa_causal"
+    ] = None
     rollout: RolloutConfig = field(default_factory=lambda: RolloutConfig(group=1))
     vllm: ExternalSection = field(default_factory=ExternalSection)
     policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(kl=0.2, kl_in="reward", kl_estimator="k1", clip_high=0.2))

@@ -25,7 +25,9 @@ class RolloutConfig:
     max_new_tokens: Annotated[int, "longest answer"] = 64
     temperature: Annotated[float, "of the sampling; the trainer's log-probabilities are taken at the same"] = 1.0
     batch: Annotated[int, "answers sampled at once"] = 256
-    kv_budget_gb: Annotated[float | None, "native: GiB of the sampler's paged cache; none: what is needed, at most 60 % of what is free"] = None
+    kv_budget_gb: Annotated[
+        float | None, "native: GiB of the sampler's paged cache; none: what is needed, at most 60 % of what is free"
+    ] = None
     sampler: Annotated[
         Literal["native", "vllm"], "who samples: this process, or one of its own that speaks the rollout protocol (section vllm)"
     ] = "native"
