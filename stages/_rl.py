@@ -39,7 +39,7 @@ from align.config import ConfigError, Invocation, dumps
 from align.evals import EvalResult, Item
 from align.guard import Projection, Refused
 from align.model import Decoder, ModelConfig, load_config
-from align.rl import CollapseTripwire, Reward, Scored, WatchedRun, forward_of, frozen
+from align.rl import CollapseTripwire, Reward, RolloutConfig, Scored, WatchedRun, forward_of, frozen
 from align.rollout import NativeSampler, Sample
 from align.tokenizer import Tokenizer
 from align.tracking import Progress, environment, read_history
@@ -182,7 +182,7 @@ def reference_of(config: Any, loaded: Loaded, model: Decoder) -> Callable[[], Ab
 
 def preflight(config: Any, loaded: Loaded, *, length: int, rows: int, trained_share: float) -> Projection:
     """Memory of the training part: `rows` of at most `length` tokens in a forward."""
-    shape = {**run_shape(config), "micro_batch": rows}
+    shape = {**run_shape(config), "micro_batch": rows, **sampler_shape(config, length)}
     return project_run(
         loaded.config,
         device=loaded.device,
@@ -192,6 +192,19 @@ def preflight(config: Any, loaded: Loaded, *, length: int, rows: int, trained_sh
         forward_impl=forward_of(getattr(config, "forward_impl", None)),
         **shape,
     )
+
+
+def sampler_shape(config: Any, length: int) -> dict[str, Any]:
+    """What the sampler of the trained weights takes, as fields of RunShape."""
+    rollout: RolloutConfig | None = getattr(config, "rollout", None)
+    if rollout is None or rollout.sampler != "native":
+        return {}
+    return {
+        "sampler_rows": min(rollout.batch, config.train.global_batch),
+        "sampler_length": length,
+        "sampler_budget_gb": rollout.kv_budget_gb,
+        "sampler_copy": config.launch.nproc > 1 or bool(config.lora.rank),
+    }
 
 
 def plan(projection: Projection, config: Any, run_dir: Path, *lines: str) -> int:

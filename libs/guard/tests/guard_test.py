@@ -253,6 +253,22 @@ def test_an_adapter_needs_states_and_gradients_of_its_own_alone():
     assert four.grads_gb == lora.grads_gb and four.weights_gb * GIB == pytest.approx(2 * N / 4 + 4 * adapter)
 
 
+def test_a_sampler_s_cache_is_kept_beside_the_training_or_goes_with_its_copy():
+    """131,072 bytes a position at 7.25B: 256 samples of 1,024 are 32 GiB."""
+    plain, shape = project(MISTRAL), replace(MISTRAL, sampler_rows=256, sampler_length=1000)
+    assert project(shape).sampler_cache_gb == 32.0 and project(shape).sampler_copy_gb == 0
+    assert project(shape).device_peak_gb == pytest.approx(plain.device_peak_gb + 32)
+    assert project(replace(shape, sampler_budget_gb=10.0)).device_peak_gb == pytest.approx(plain.device_peak_gb + 10)
+    copied = project(replace(shape, sampler_copy=True))
+    assert copied.sampler_copy_gb * GIB == pytest.approx(2 * N)
+    assert copied.phases["sampling"] == pytest.approx(plain.weights_gb * 2 + plain.device_optimizer_state_gb_per_rank + 32)
+    assert copied.device_peak_gb == pytest.approx(max(plain.device_peak_gb, copied.phases["sampling"]))
+    assert "sampler's cache, 256 rows" in copied.table() and "sampler" not in plain.table()
+    assert project(replace(shape, device="cpu")).sampler_cache_gb == 0
+    with pytest.raises(GuardError, match="sampler_budget_gb is 0"):
+        replace(shape, sampler_budget_gb=0)
+
+
 def test_selective_lies_between_and_what_is_copied_is_counted():
     shape = replace(MISTRAL, micro_batch=2)
     none, selective, full = (project(replace(shape, checkpointing=mode)).activations_gb for mode in ("none", "selective", "full"))

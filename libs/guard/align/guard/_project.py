@@ -13,6 +13,7 @@ LEAN_WORKER_GB, LEAN_SHARED_GB = 0.25, 3.4  # one REPL; the .olean files that al
 _CHUNK_ELEMENTS = 2**26  # align.objectives: fp32 logits of a chunk
 _OPTIMIZER_RUN = 2**22  # align.optim8bit, torch backend: elements stepped at a time …
 _OPTIMIZER_BYTES = 49  # … and bytes for each of them
+SAMPLER_PAGE = 128  # positions of a page of align.rollout
 _HEAP = 1.5  # resident for each byte that comes and goes on the CPU: the C heap keeps holes (measured, see README)
 
 
@@ -27,6 +28,8 @@ class Projection:
     activations_gb: float  # kept for the backward of one micro-batch
     logits_gb: float  # the loss: one chunk of logits with its gradients
     gathered_gb: float  # several ranks: what FSDP has whole at a time
+    sampler_cache_gb: float  # keys and values of the samples
+    sampler_copy_gb: float  # the whole weights that they are drawn from, where those are not the trained ones
     phases: dict[str, float]  # device memory at each phase of a step, all parts together
     device_peak_gb: float
     host_base_gb: float
@@ -49,6 +52,8 @@ class Projection:
             (f"activations (checkpointing {shape.checkpointing}, {shape.forward_impl})", self.activations_gb),
             ("logits and loss", self.logits_gb),
             ("gathered by FSDP", self.gathered_gb),
+            (f"sampler's cache, {shape.sampler_rows} rows", self.sampler_cache_gb),
+            ("sampler's copy of the weights", self.sampler_copy_gb),
             (f"device peak, each of {shape.ranks}" if shape.device == "cuda" else "peak of the run, each rank", self.device_peak_gb),
             ("host: interpreter and libraries", self.host_base_gb),
             ("host: optimizer", self.host_optimizer_gb),
@@ -77,7 +82,11 @@ def project(shape: RunShape) -> Projection:
     on_host = shape.optimizer == "offload_adamw"
     device_state = 0.0 if on_host else state
     saved, gathered = _saved_bytes(shape), _gathered_bytes(shape)
-    phases = {name: value + gathered for name, value in _phases(shape, weights, grads, device_state).items()}
+    cache, copy = _sampler_bytes(shape)
+    kept = 0.0 if shape.sampler_copy else cache
+    phases = {name: value + gathered + kept for name, value in _phases(shape, weights, grads, device_state).items()}
+    if cache:
+        phases["sampling"] = weights + device_state + cache + copy
     device_peak = max(phases.values())
 
     base = shape.base_gb * shape.ranks * GIB
@@ -100,6 +109,8 @@ def project(shape: RunShape) -> Projection:
         activations_gb=saved / GIB,
         logits_gb=_loss_bytes(shape) / GIB,
         gathered_gb=gathered / GIB,
+        sampler_cache_gb=cache / GIB,
+        sampler_copy_gb=copy / GIB,
         phases={name: value / GIB for name, value in phases.items()},
         device_peak_gb=device_peak / GIB,
         host_base_gb=base / GIB,
@@ -129,6 +140,17 @@ def _state_bytes(shape: RunShape) -> float:
     quantised = shape.parameters - shape.fp32_state
     scales = quantised / shape.block if shape.scales is None else shape.scales
     return 2 * quantised + 8 * scales + 8 * shape.fp32_state
+
+
+def _sampler_bytes(shape: RunShape) -> tuple[float, float]:
+    """The sampler's pages, and its copy of the weights. On the CPU a cache goes with its call, and is small."""
+    if not shape.sampler_rows or shape.device == "cpu":
+        return 0.0, 0.0
+    positions = shape.sampler_rows * -(-shape.sampler_length // SAMPLER_PAGE) * SAMPLER_PAGE
+    cache = float(2 * positions * shape.layers * shape.kv_heads * shape.head_dim * shape.weight_bytes)
+    if shape.sampler_budget_gb is not None:
+        cache = min(cache, shape.sampler_budget_gb * GIB)
+    return cache, float(shape.parameters * shape.weight_bytes) if shape.sampler_copy else 0.0
 
 
 def _layer_bytes(shape: RunShape) -> float:

@@ -57,6 +57,11 @@ class RunShape:
     trained_share: float = 1.0  # of the tokens, those that the loss counts
     logits_chunk: int | None = None  # rows of logits at a time; None: 2**26 / vocabulary, at least 256
     layer_bytes_per_token: float | None = None  # what one block keeps for its backward, measured on one block; None: by formula
+    # Sampling between steps, align.rollout on a GPU.
+    sampler_rows: int = 0  # samples at once; 0: nothing is sampled, or by another process
+    sampler_length: int = 0  # positions of the longest
+    sampler_budget_gb: float | None = None  # its cache takes at most this; None: what the rows need
+    sampler_copy: bool = False  # from a whole copy of the weights, freed with the cache (shards, adapters); else in place, the cache is kept
     # Saving.
     per_rank_optimizer_state: bool = True
     save_mode: Literal["snapshot", "stream"] = "snapshot"
@@ -85,6 +90,8 @@ class RunShape:
             "largest_group",
             "length",
             "pinned_staging_gb",
+            "sampler_rows",
+            "sampler_length",
             "checkpoints_kept",
             "lean_workers",
         ):
@@ -104,6 +111,8 @@ class RunShape:
             raise GuardError(f"padding is {self.padding}; it is padded positions for each token, at least 1")
         if self.in_backward and self.accumulation > 1:
             raise GuardError(f"accumulation is {self.accumulation}; a step that is taken in the backward has 1")
+        if self.sampler_budget_gb is not None and not self.sampler_budget_gb > 0:
+            raise GuardError(f"sampler_budget_gb is {self.sampler_budget_gb}; it must be above 0, or None")
         if not 0 <= self.trained_share <= 1:
             raise GuardError(f"trained_share is {self.trained_share}; it is a share, 0 to 1")
         if self.fp32_state > self.parameters:
