@@ -115,7 +115,8 @@ FIELDS = {
     "seed": "1", "data.rows": "50", "data.levels": "[1]", "data.max_prompt": "24", "reward": "mine.py:length", "advantages": "none",
     "forward_impl": "cpu_per_document", "rollout.group": "8", "rollout.max_new_tokens": "12", "rollout.temperature": "0.7",
     "rollout.batch": "3", "rollout.kv_budget_gb": "0.001", "rollout.inner_steps": "2", "rollout.dead_retries": "3",
-    "rollout.mask_dead_groups": "false", "rollout.overlong": "mask", "rollout.overlong_buffer": "20", "policy.clip_low": "0.00001", "policy.clip_high": "0.00001",
+    "rollout.mask_dead_groups": "false",
+    "rollout.overlong": "mask", "rollout.overlong_buffer": "20", "policy.clip_low": "0.00001", "policy.clip_high": "0.00001",
     "policy.level": "gspo", "policy.over": "sequences", "policy.correction": "truncate", "policy.correction_cap": "1.0",
     "policy.kl": "0.5", "policy.kl_estimator": "k2", "policy.kl_in": "reward",
 }  # fmt: skip
