@@ -236,6 +236,7 @@ def sft(call: Invocation[SftConfig]) -> int:
     # Report.
     before, after = (evaluations(run).get(step, {}) for step in (0, result.steps))
     then = f"./bazelw run //stages:evaluate -- model.path={result.checkpoint} eval.temperature=1 eval.samples=4"
+    then += (f" eval.source={config.eval.source}" if config.eval.source != "arithmetic" else "") + " chat=true" * config.data.chat
     metrics, wall = {"before": before, "after": after}, time.perf_counter() - started
     run.finish("done", **fields, metrics=metrics, preflight_ignored=ignored, wall_s=wall, next=then)
     report(run, before, after, evaluation.samples, then)
