@@ -189,7 +189,7 @@ RUNS = {
     "dpo": ("dpo", DPO),
     "prm": ("prm", PRM),
     "prm_value": ("prm", [*PRM, "prm.head=value"]),
-    "ppo": ("ppo", [*PPO, "rollout.inner_steps=2"]),
+    "ppo": ("ppo", [*PPO, "rollout.inner_steps=2", "optimizer.lr=0.0001"]),  # at 0.001 its KL is in the thousands after a step
 }
 
 
@@ -206,12 +206,13 @@ def in_processes(stage: str, *words: str) -> None:
 
 
 def resumed_at_every_step(run, caller: Path, whole: str) -> None:
-    """A run that ends after every step and is resumed, three times, leaves what the whole one left."""
-    cut(caller / whole, caller / f"{whole}_legs", 1)
-    for last in (2, 3, 4):
-        run(f"run_dir={whole}_legs", "--resume", f"train.max_steps={last}")
-        (caller / f"{whole}_legs/stage_result.json").unlink()
-    same_end(caller / whole, caller / f"{whole}_legs", 4)
+    """A run that is cut off after step 1 and resumed, cut off after step 2 and resumed, and after step 3: three legs, the same end."""
+    before = whole
+    for step in (1, 2, 3):
+        cut(caller / before, caller / f"{whole}{step}", step)
+        run(f"run_dir={whole}{step}", "--resume")
+        same_end(caller / whole, caller / f"{whole}{step}", 4)
+        before = f"{whole}{step}"
 
 
 @pytest.mark.slow
@@ -226,7 +227,7 @@ def test_one_rank_and_two_give_the_same_curve_and_resume_at_every_step_to_the_sa
     for a, b in zip(one, two, strict=True):
         assert (a["trained_tokens"], a["tokens"]) == (b["trained_tokens"], b["tokens"])
         for name in ("loss", "value_loss", "prm_reward", "explained_variance", "kl"):
-            assert a.get(name) == pytest.approx(b.get(name), abs=1e-5), name
+            assert a.get(name) == pytest.approx(b.get(name), abs=1e-5, rel=1e-5), name
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
     assert stage not in ("grpo", "ppo") or two[0]["ratio"] == 1.0, "the first ratio on new answers is exactly 1"
     resumed_at_every_step(lambda *more: in_processes(stage, *words, "launch.nproc=2", *more), caller, "two")
