@@ -64,7 +64,7 @@ class Segmenter:
     def __init__(self, pattern: str, ascii_pattern: str, chunks: str) -> None:
         self.chunks = chunks
         self._any, self._ascii = re.compile(pattern).findall, re.compile(ascii_pattern).findall
-        self.marked = many_at_once(ascii_pattern.replace("[^", "[^" + MARK) + "|" + MARK, 16)
+        self.marked = re.compile(MARK + "|" + ascii_pattern.replace("[^", "[^" + MARK)).findall
 
     def __call__(self, text: str) -> list[str]:
         return self._ascii(text) if text.isascii() else self._any(text)
@@ -230,4 +230,4 @@ class Cutter:
 
     def __init__(self, pattern: str, words: Callable[[str], list[str]], marked: Callable[[str], list[str]]) -> None:
         self.words, self.marked = words, marked
-        self.find = many_at_once(pattern, 32 if re.fullmatch(pattern, "") else 8)
+        self.find = many_at_once(pattern, 16 if re.fullmatch(pattern, "") else 4)

@@ -247,7 +247,7 @@ class Finder:
         self._tiling = self._tiled(letters)
         self.ascii_words = self._tiling.findall
         self._bmp: re.Pattern[str] | None = None
-        self._with_mark: Callable[[str], list[str]] | None = None
+        self._with_mark: re.Pattern[str] | None = None
 
     def _compile(self, classes: dict[str, Any], tail: str = "") -> re.Pattern[str]:
         branches = ["".join(p if isinstance(p, str) else _class(classes[p]) for p in branch) for branch in map(_unfolded, self.branches)]
@@ -296,8 +296,8 @@ class Finder:
         """The words of an ASCII text with marks in it, each a word of its own. Only if `covers`, and if the pattern has no look-around but
         (?!class): no class holds the mark, so what stands before one is cut as at the end of a text."""
         if self._with_mark is None:
-            self._with_mark = many_at_once(self._compile(self._spelled).pattern + "|" + MARK, 16)
-        return self._with_mark(text)
+            self._with_mark = re.compile(f"{MARK}|{self._compile(self._spelled).pattern}")
+        return self._with_mark.findall(text)
 
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """Every match and every stretch between two of them, in order."""

@@ -33,7 +33,7 @@ class Tokenizer:
     """A BPE tokenizer read from a tokenizer.json, exact to the id with Hugging Face tokenizers 0.23.
 
     Make one with `Tokenizer.load(path)`, `Tokenizer.from_dict(json, config)`, `vendored(name)` or `resolve_tokenizer(path_or_name)`. It
-    can be shared between threads, and pickled.
+    can be shared between threads, and pickled. What a file has that would make other ids raises TokenizerError.
     """
 
     def __init__(
@@ -83,7 +83,6 @@ class Tokenizer:
             self._token_of[token.id] = token.content
             self._text_of[token.id] = self._normal(token.content) if token.normalized else token.content  # as the reference decodes it
         special = {t.content for t in self.added_tokens.values() if t.special}
-        self._special_ids = frozenset(t.id for t in self.added_tokens.values() if t.special)
         self._skipped = frozenset(t.id for t in self.added_tokens.values() if self._text_of[t.id] in special)
         raw = {t.content: t for t in self.added_tokens.values() if not t.normalized}
         normal: dict[str, AddedToken] = {}
@@ -200,11 +199,6 @@ class Tokenizer:
     def _id_of(self, name: str) -> int | None:
         token = self._config_token(name)
         return None if token is None else self.token_to_id(token)
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of the added tokens that are marked special."""
-        return self._special_ids
 
     @property
     def chat_template(self) -> str | None:
