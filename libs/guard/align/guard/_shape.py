@@ -61,7 +61,7 @@ class RunShape:
     sampler_rows: int = 0  # samples at once; 0: nothing is sampled, or by another process
     sampler_length: int = 0  # positions of the longest
     sampler_budget_gb: float | None = None  # its cache takes at most this; None: what the rows need
-    sampler_copy: bool = False  # from a whole copy of the weights, freed with the cache (shards, adapters); else in place, the cache is kept
+    sampler_copy: bool = False  # from a copy of the weights, freed with the cache (shards, adapters); else in place, the cache is kept
     # Saving.
     per_rank_optimizer_state: bool = True
     save_mode: Literal["snapshot", "stream"] = "snapshot"
