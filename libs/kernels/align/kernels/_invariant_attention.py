@@ -48,7 +48,7 @@ def invariant_decode(
 ) -> Tensor:
     """`decode_attention` in the tiles and the order of `invariant_attention`: no split, so slower for few rows.
 
-    Shapes, dtypes and errors of the arguments are those of `decode_attention`.
+    The shapes, dtypes and errors are those of `decode_attention`.
     """
     from align.kernels import _decode_attention
 
