@@ -206,7 +206,7 @@ def in_processes(stage: str, *words: str) -> None:
 
 
 def resumed_at_every_step(run, caller: Path, whole: str) -> None:
-    """A run that is cut off after step 1 and resumed, cut off after step 2 and resumed, and after step 3: three legs, the same end."""
+    """A run that is cut off after step 1 and resumed, after step 2 and resumed, and after step 3: three legs, the same end."""
     before = whole
     for step in (1, 2, 3):
         cut(caller / before, caller / f"{whole}{step}", step)
@@ -331,9 +331,9 @@ def own_fields(config_class, prefix=""):
 @pytest.mark.parametrize("stage", FIELDS)
 def test_every_field_of_a_stage_is_in_the_list(stage):
     rest = {name for name in own_fields(STAGE[stage][0]) if not name.startswith(ELSEWHERE)} - set(FIELDS[stage]) - NAMES
-    assert rest - ({name for name in rest if name.startswith("data.")} if stage == "reference" else set()) == {
-        "ppo": PROMPTS | NONE
-    }.get(stage, set())
+    assert rest - ({name for name in rest if name.startswith("data.")} if stage == "reference" else set()) == {"ppo": PROMPTS | NONE}.get(
+        stage, set()
+    )
 
 
 @pytest.mark.parametrize(("words", "told"), [
@@ -343,6 +343,7 @@ def test_every_field_of_a_stage_is_in_the_list(stage):
 def test_ppo_refuses_what_would_have_no_effect(caller, capsys, words, told):
     assert start("ppo", "run_dir=run", *PPO, *words) == 2
     assert told in capsys.readouterr().err and not (caller / "run").exists()
+
 
 TOOK: dict[tuple[str, ...], str] = {}  # one unchanged run serves every field that has the same surroundings
 
