@@ -8,6 +8,7 @@ from array import array
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from operator import add
+from sys import byteorder
 from typing import Any, NamedTuple
 
 from align.tokenizer._whole import Whole
@@ -152,11 +153,12 @@ class Bpe:
         # Words of printable ASCII characters, all of which are symbols: what can be done for all at once is.
         plain = [word for word in words if word.isascii() and word.isprintable()]
         texts = "\n".join(plain).replace(" ", BYTE_TO_CHAR[32]).split("\n")
+        width = array(code).itemsize
         symbol, whole, merged, trusted = self._symbols.__getitem__, self._whole, self.merged, self.ignore_merges
         out = {}
         for word, text, known in zip(plain, texts, map(self.vocab.get, texts), strict=False):
             if known is not None and (trusted or whole[known]):
-                out[word] = array(code, (known,)).tobytes()
+                out[word] = known.to_bytes(width, byteorder)
             elif len(text) <= _LONG:
                 out[word] = array(code, merged(list(map(symbol, text)))).tobytes()
         for word in words if len(out) < len(words) else ():

@@ -6,7 +6,7 @@ word's. Where a normaliser changed something, each character carries its span of
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, chain, compress, islice, pairwise
+from itertools import accumulate, chain, compress, pairwise
 from operator import add, sub
 from sys import byteorder
 from typing import TYPE_CHECKING, Any
@@ -240,7 +240,8 @@ class Walk:
         ids, column = self._places.of(units)
         self.ids += ids
         steps = column(0)
-        ends = array("q", accumulate(steps if steps.isascii() else steps.translate(_STEPS), initial=start))
+        plain = steps if steps.isascii() else steps.translate(_STEPS)
+        ends = array("q", list(accumulate(plain, initial=start)))  # an array grows slowly from an iterator
         if b"\x7f" in steps or ends[-1] != stop:  # _UNSURE, or characters were dropped
             words = list(chain.from_iterable(map(self._places.words, units)))
             word_starts = accumulate(map(len, words), initial=start)
@@ -262,9 +263,9 @@ class Walk:
     def _trimmed(self, ends: "array[int]", steps: bytes, leads: bytes, trails: bytes) -> None:
         """`trimmed` for tokens that tile, from what is known of each."""
         offsets, before = self.offsets, len(self.offsets)
-        offsets.starts.extend(map(add, ends, leads))
+        offsets.starts.fromlist(list(map(add, ends, leads)))
         if trails.strip(b"\0"):
-            offsets.ends.extend(map(sub, islice(ends, 1, None), trails))
+            offsets.ends.fromlist(list(map(sub, ends[1:], trails)))
         else:
             offsets.ends += ends[1:]
         self._share(steps, before)

@@ -6,7 +6,7 @@ a text are joined, and those of many new units cut apart, in C.
 
 from array import array
 from collections.abc import Callable, Iterable
-from itertools import chain
+from itertools import chain, filterfalse
 
 from align.tokenizer._bpe import Bpe
 from align.tokenizer._cuts import Cutter
@@ -30,13 +30,13 @@ class _Table:
     def having(self, names: list[str]) -> dict[str, bytes]:
         """A dict that has all of these."""
         known = self.known
-        missing = list(set(names).difference(known))
+        missing = list(set(filterfalse(known.__contains__, names)))
         if not missing:
             return known
         self._characters += sum(map(len, missing))
         if len(known) + len(missing) > self._most or self._characters > _MOST_CHARACTERS:
             known = {MARK: self._mark}
-            missing = list(set(names).difference(known))
+            missing = list(set(filterfalse(known.__contains__, names)))
             self._characters = sum(map(len, missing))
         known.update(self._make(missing))
         self.known = known
