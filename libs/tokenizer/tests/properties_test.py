@@ -1,7 +1,6 @@
 """What holds for every text and every stream of ids."""
 
 import pickle
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -184,32 +183,3 @@ def test_caches_give_what_merging_each_word_gives(texts):
             want = slow_ids(tokenizer, text)
             assert tokenizer.encode(text) == want, (name, text)
             assert tokenizer.encode_with_offsets(text).ids == want
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_tokens_said_to_be_whole_are(name):
-    bpe = load(name)._bpe
-    tokens = random.Random(5).sample([token for token in bpe.vocab if len(token) > 1], 3000)
-    said = [token for token in tokens if bpe._whole[bpe.vocab[token]]]
-    assert len(said) > 2900 or not bpe.byte_level
-    for token in said:
-        assert bpe.merged([bpe.vocab[char] for char in token]) == [bpe.vocab[token]], token
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_whole_tokens_of_any_merges(data):
-    """Merges in any order, several for one token, tokens that no text reaches."""
-    tokens, merges = list("ab"), []
-    for _ in range(data.draw(st.integers(1, 14))):
-        pair = data.draw(st.sampled_from(tokens)), data.draw(st.sampled_from(tokens))
-        if len("".join(pair)) <= 12 and pair not in merges:
-            merges.append(pair)
-            tokens = list(dict.fromkeys([*tokens, "".join(pair)]))
-    merges = data.draw(st.permutations(merges))
-    vocab = {token: i for i, token in enumerate(tokens)}
-    bpe = Tokenizer.from_dict({"model": {"type": "BPE", "vocab": vocab, "merges": list(map(list, merges))}})._bpe
-    for token in tokens:
-        merged = bpe.merged([vocab[char] for char in token])
-        assert merged == [vocab[token]] or not bpe._whole[vocab[token]], (merges, token)
-        assert bpe.ids(token) == tuple(merged)

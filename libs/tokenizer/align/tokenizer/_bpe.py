@@ -5,13 +5,12 @@ what it makes. The texts of symbols are needed for offsets and reports alone.
 """
 
 from array import array
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import pairwise, repeat
 from operator import add
 from sys import byteorder
 from typing import Any, NamedTuple
-
-from align.tokenizer._whole import Whole
 
 _LONG = 48  # symbols; above, a heap beats scanning
 _INFINITE = 1 << 60
@@ -38,15 +37,13 @@ class Merges(NamedTuple):
 
     rows: Any  # rows[left].get(right, default)
     made: Any  # made[rank]
-    lefts: list[int]  # lefts[rank], rights[rank]; empty where only tokens are ranked
-    rights: list[int]
 
 
 def merges_of(vocab: dict[str, int], flat: list[str]) -> Merges:
     """From the tokens left, right, left, right, … in order of rank. A repeated merge keeps its last rank, as in the reference.
     Raises KeyError where a token is not in the vocabulary."""
     made = _ids_of(vocab, list(map(add, flat[::2], flat[1::2])))
-    lefts, rights = list(map(vocab.__getitem__, flat[::2])), list(map(vocab.__getitem__, flat[1::2]))
+    lefts, rights = map(vocab.__getitem__, flat[::2]), map(vocab.__getitem__, flat[1::2])
     rows: Any = _row_table(vocab)
     for rank, (left, right) in enumerate(zip(lefts, rights, strict=True)):
         row = rows[left]
@@ -54,7 +51,7 @@ def merges_of(vocab: dict[str, int], flat: list[str]) -> Merges:
             row[right] = rank
         else:
             rows[left] = {right: rank}
-    return Merges(rows, made, lefts, rights)
+    return Merges(rows, made)
 
 
 def _ids_of(vocab: dict[str, int], products: list[str]) -> list[int]:
@@ -98,7 +95,7 @@ class _RankRows(dict[int, Any]):
 
 def merges_of_ranks(vocab: dict[str, int], ranks: dict[str, int]) -> Merges:
     """Where the ranks are those of whole tokens, and any two neighbours that make one merge (tiktoken's rule)."""
-    return Merges(_RankRows(vocab, ranks), dict(zip(ranks.values(), map(vocab.__getitem__, ranks), strict=True)), [], [])
+    return Merges(_RankRows(vocab, ranks), dict(zip(ranks.values(), map(vocab.__getitem__, ranks), strict=True)))
 
 
 class Bpe:
@@ -121,7 +118,6 @@ class Bpe:
         self.unk, self.fuse_unk, self.ignore_merges, self.byte_level = unk, fuse_unk, ignore_merges, byte_level
         self.byte_tokens = [f"<0x{b:02X}>" for b in range(256)] if byte_fallback else None
         self.cache_words = cache_words
-        self._whole = Whole(vocab, merges)
         self._last: tuple[str, tuple[int, ...]] = ("", ())  # the last long word, which is asked for several times
         self._tokens: dict[int, str] | None = None
         self.reads_spaces_as(" ")
@@ -154,10 +150,11 @@ class Bpe:
         plain = [word for word in words if word.isascii() and word.isprintable()]
         texts = "\n".join(plain).replace(" ", BYTE_TO_CHAR[32]).split("\n")
         width = array(code).itemsize
-        symbol, whole, merged, trusted = self._symbols.__getitem__, self._whole, self.merged, self.ignore_merges
+        symbol, merged = self._symbols.__getitem__, self.merged
+        tokens: Iterable[int | None] = map(self.vocab.get, texts) if self.ignore_merges else repeat(None)
         out = {}
-        for word, text, known in zip(plain, texts, map(self.vocab.get, texts), strict=False):
-            if known is not None and (trusted or whole[known]):
+        for word, text, known in zip(plain, texts, tokens, strict=False):
+            if known is not None:
                 out[word] = known.to_bytes(width, byteorder)
             elif len(text) <= _LONG:
                 out[word] = array(code, merged(list(map(symbol, text)))).tobytes()
@@ -167,13 +164,10 @@ class Bpe:
         return out
 
     def _ids(self, word: str) -> tuple[int, ...]:
-        known = self.vocab.get(self.written(word))
-        if known is not None and (self.ignore_merges or self._whole[known]):
-            return (known,)
-        return self.merged_ids(word)
-
-    def merged_ids(self, word: str) -> tuple[int, ...]:
-        """The ids of a word by merging, also of one that is a token."""
+        if self.ignore_merges:
+            known = self.vocab.get(self.written(word))
+            if known is not None:
+                return (known,)
         parts: list[Any] = list(map(self._bytes.__getitem__, word.encode()) if self.byte_level else map(self._chars.get, word))
         if None in parts:
             parts = list(map(self.vocab.__getitem__, self.first_symbols(self.written(word))))
