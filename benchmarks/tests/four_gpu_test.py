@@ -9,8 +9,9 @@ import re
 import four_gpu
 import pytest
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_the_parts_on_two_ranks(tmp_path):
     table, log = tmp_path / "table.md", tmp_path / "table.json"
     parts = "one,sft,gather,exact,reshard"
