@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "align-reuse")  # kept: the next run installs nothing
 QUIET = ["--noshow_progress", "--curses=no"]
-FLAGS = [*QUIET, "--symlink_prefix=/", "--nosandbox_debug", "--test_output=errors"]
+FLAGS = [*QUIET, "--symlink_prefix=/", "--nosandbox_debug", "--test_output=errors", "--test_timeout=900"]  # the machine may be busy
 STANDARD_LIBRARY = ["config", "evals", "guard", "lean", "tokenizer", "tracking", "verify"]
 PACKAGES = ["numpy", "pyarrow", "safetensors", "torch", "triton"]
 
