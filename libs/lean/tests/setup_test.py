@@ -69,6 +69,9 @@ def fake(tmp_path: Path):
     script.chmod(0o755)
     for name in ("curl", "git"):
         shutil.copy(script, programs / name)
+    roomy = programs / "df"  # whatever room this machine has
+    roomy.write_text("#!/bin/sh\necho filesystem\necho disk 0 0 104857600 0% /\n")
+    roomy.chmod(0o755)
     init = tmp_path / "elan-init"
     shutil.copy(script, init)
     with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as archive:
