@@ -42,7 +42,7 @@ class Wheels:
         libraries, packages = [name], []
         for need in re.findall(r"^Requires-Dist: ([\w-]+)", said, re.MULTILINE):
             if need.startswith("align-"):
-                more = self.required(need.removeprefix("align-"))
+                more = self.required(need.removeprefix("align-").replace("-", "_"))
                 libraries, packages = libraries + more[0], packages + more[1]
             else:
                 packages.append(need)
