@@ -119,6 +119,14 @@ def test_asked_waits_of_every_form():
     assert asked_wait({"Retry-After": "soon"}, now) is None and asked_wait({}, now) is None
 
 
+def test_a_name_that_nobody_knows_is_given_up_after_three_attempts(tmp_path):
+    waits = []
+    nowhere = Hub(endpoint="http://hub.invalid", cache=tmp_path, sleep=waits.append)
+    with pytest.raises(HubError, match=r"is there a network\? HF_ENDPOINT names another hub"):
+        nowhere.commit("org/name")
+    assert len(waits) == 2
+
+
 def test_it_gives_up_with_a_clear_error(server, hub):
     server.faults["storage"] = [("drop", 100)] + [("drop", 0)] * 20
     with pytest.raises(HubError, match=r"train.jsonl: the body ended after 100 of \d+ bytes; given up after 9 attempts without progress"):

@@ -8,6 +8,7 @@ import http.client
 import logging
 import random
 import re
+import socket
 import ssl
 import time
 import urllib.parse
@@ -21,6 +22,7 @@ from ._errors import DataError
 
 RETRIED = {408: 0, 429: 60, 500: 0, 502: 0, 503: 0, 504: 20}  # status to the least wait, in seconds, where the server names none
 REDIRECTS = (301, 302, 303, 307, 308)
+NO_NETWORK_ATTEMPTS = 3  # for a host name that nobody knows, while nothing was ever reached
 LONGEST_WAIT = 900  # seconds; a server that asks for more has said no
 log = logging.getLogger("align.data")
 
@@ -32,9 +34,9 @@ class HubError(DataError):
 class Failure(Exception):
     """What may go away when it is tried again."""
 
-    def __init__(self, why: str, *, asked: float | None = None, least: float = 0):
+    def __init__(self, why: str, *, asked: float | None = None, least: float = 0, no_network: bool = False):
         super().__init__(why)
-        self.asked, self.least = asked, least
+        self.asked, self.least, self.no_network = asked, least, no_network
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Client:
         jitter: Callable[[], float] = random.random,
     ):
         self.endpoint, self.home = endpoint.rstrip("/"), origin(endpoint)
+        self._reached = False  # whether anybody ever answered
         self._token, self._timeout, self._attempts, self._sleep, self._now, self._jitter = token, timeout, attempts, sleep, now, jitter
         # Neither a redirect handler nor one that raises for statuses: both are done here.
         self._opener = urllib.request.OpenerDirector()
@@ -82,6 +85,7 @@ class Client:
                 body = self._opener.open(request, timeout=self._timeout)
             except (OSError, http.client.HTTPException) as error:
                 raise _failure(where, error) from error
+            self._reached = True
             if linked is None and home and (body.status not in REDIRECTS or body.headers.get("X-Linked-Etag")):
                 linked = body.headers
             if body.status not in REDIRECTS:
@@ -107,7 +111,9 @@ class Client:
 
     def pause(self, attempt: int, failure: Failure) -> None:
         """Waits before attempt number `attempt` + 1: as long as the server asked, else 1, 2, 4, ... 60 s; always a little more, so that
-        many ranks do not come back at once. Raises HubError after the last attempt."""
+        many ranks do not come back at once. Raises HubError after the last attempt, or the third where no name is known and none was."""
+        if failure.no_network and not self._reached and attempt >= NO_NETWORK_ATTEMPTS:
+            raise HubError(f"{failure}; is there a network? HF_ENDPOINT names another hub, and HTTPS_PROXY a proxy") from failure
         if attempt > self._attempts:
             raise HubError(f"{failure}; given up after {attempt} attempts without progress: try again later") from failure
         wait = failure.asked if failure.asked is not None else max(failure.least, min(2.0 ** (attempt - 1), 60))
@@ -183,7 +189,7 @@ def _failure(where: str, error: Exception) -> Exception:
         return HubError(f"{where}: its certificate is not trusted ({cause.verify_message}); set SSL_CERT_FILE for your own authority")
     if isinstance(error, http.client.InvalidURL):
         return HubError(f"{where!r}: is no address ({error}); look at HF_ENDPOINT")
-    return Failure(f"{where}: no answer ({type(cause).__name__}: {cause})")
+    return Failure(f"{where}: no answer ({type(cause).__name__}: {cause})", no_network=isinstance(cause, socket.gaierror))
 
 
 def _refusal(status: int, code: str, has_token: bool) -> str:

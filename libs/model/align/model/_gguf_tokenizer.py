@@ -206,7 +206,10 @@ def _pre(tokenizer: Mapping[str, Any], place: Path) -> str:
     for name, (pre_tokenizer, wanted, ignore_merges) in _BYTE_LEVEL.items():
         if _plain(tokenizer.get("pre_tokenizer")) == _plain(pre_tokenizer) and normalizer == wanted and ignore == ignore_merges:
             return name
-    raise ModelError(f"{place}: its pre-tokenizer is none that GGUF files have a name for here ({', '.join(_BYTE_LEVEL)})")
+    raise ModelError(
+        f"{place}: its pre-tokenizer is none that GGUF files have a name for here ({', '.join(_BYTE_LEVEL)}); train with one of those "
+        "tokenizers to export, or use the directory as it is, with transformers or vLLM"
+    )
 
 
 def _plain(part: Any) -> Any:
