@@ -151,4 +151,5 @@ def test_without_lean_the_set_up_is_named(caller, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_lean_statements_on_the_real_kernel(caller, monkeypatch):
-    prove(caller, monkeypatch, real_toolchain(), statement="(p q : Prop) (h : p) : p ∨ q", proof="exact Or.inl h", header=PRELUDE)
+    """Lean wants the block after `by` indented, and so the proof is."""
+    prove(caller, monkeypatch, real_toolchain(), statement="(p q : Prop) (h : p) : p ∨ q", proof="  exact Or.inl h", header=PRELUDE)
