@@ -1,8 +1,9 @@
 """Every gpu test and every benchmark on a machine without Bazel: python3 tools/gpu_check.py [--list] [--gpu-only] [pytest arguments]
 
 Needs torch, triton, numpy, safetensors, pytest and hypothesis in the interpreter that runs it. First the tests tagged gpu, then the default
-ones, then the benchmarks of libs/*/benchmarks and stages/benchmarks, each in a process of its own and under a time limit. Prints one table
-and writes it, with hardware, versions and what the benchmarks said, to benchmarks/<date>-gpu-check-<gpu>.md. Exit code 0: tests green.
+ones, then the benchmarks (benchmarks/, libs/*/benchmarks, stages/benchmarks), each in a process of its own and under a time limit. Prints
+one table and writes it, with hardware, versions and what the benchmarks said, to benchmarks/<date>-gpu-check-<gpu>.md. Exit code 0: tests
+green.
 """
 
 import argparse
@@ -20,11 +21,14 @@ from typing import Any
 ROOT = Path(__file__).absolute().parents[1]
 # Arguments of those that want some. None: needs what a GPU box has not, and why.
 ARGUMENTS: dict[str, list[str] | None] = {
+    "benchmarks/four_gpu.py": ["--ranks", "2", "--model", "tiny", "--device", "cuda", "--steps", "6"],
+    "benchmarks/four_gpu_rank.py": None,  # a part of four_gpu
     "libs/tokenizer/benchmarks/random_strings.py": None,  # the oracle
     "libs/tokenizer/benchmarks/speed.py": None,  # a corpus
     "libs/tracking/benchmarks/report.py": ["100000"],
     "libs/verify/benchmarks/compare.py": None,  # the oracles
     "stages/benchmarks/optimizers_sft.py": None,  # weights
+    "stages/benchmarks/sft_gsm8k.py": None,  # weights
     "stages/benchmarks/rl_gpu.py": ["--only", "grpo-1.44B,dpo-1.44B"],
 }
 SAID_LINES = 60  # of a benchmark's words, the last ones
@@ -77,7 +81,7 @@ def tests(name: str, arguments: list[str], limit_s: float) -> dict[str, Any]:
 
 def benchmarks() -> list[tuple[str, list[str] | None]]:
     """(script, its arguments), None where this machine lacks what it needs."""
-    found = sorted([*ROOT.glob("libs/*/benchmarks/*.py"), *ROOT.glob("stages/benchmarks/*.py")])
+    found = sorted(path for folder in ("benchmarks", "libs/*/benchmarks", "stages/benchmarks") for path in ROOT.glob(f"{folder}/*.py"))
     scripts = [str(path.relative_to(ROOT)) for path in found if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
     return [(script, ARGUMENTS.get(script, [])) for script in scripts]
 
