@@ -100,9 +100,9 @@ def decoding(rows, heads, kv_heads):
     lengths, q = ints(rows, dtype=torch.int32), empty(rows, heads, 128)
     counters, cache = ints(rows * kv_heads, dtype=torch.int32), empty(rows, 4096, kv_heads, 128)
     pages, table = {page: empty(1024, page, kv_heads, 128) for page in (16, 64)}, ints(rows, 64, dtype=torch.int32)
-    _decode_attention._decode(q, cache, cache, lengths, None, 0.1, 0, None)
+    _decode_attention._decode(q, cache, cache, lengths, None, 0.1, 0, None, False)
     for page in pages:
-        _decode_attention._decode(q, pages[page], pages[page], lengths, table, 0.1, 4096, counters)
+        _decode_attention._decode(q, pages[page], pages[page], lengths, table, 0.1, 4096, counters, page == 64)
     _invariant_attention._decode(q, cache, cache, lengths, None, 0.1, 0)
     _invariant_attention._decode(q, pages[64], pages[64], lengths, table, 0.1, 4096)
 
@@ -119,7 +119,7 @@ def step(rows, size, inner, heads, kv_heads):
         _step_linear._gated(x, empty(2 * inner, size))
         _step_linear._sum_rms_norm(_step_linear._split(empty(rows, inner), empty(size, inner)), x, empty(size), 1e-5, None)
     table = ints(rows, 16, dtype=torch.int32)
-    _rope_cache._rope_to_cache(qkv, floats(4096, 64), floats(4096, 64), ints(rows), pages, pages, table, None, heads, None)
+    _rope_cache._rope_to_cache(qkv, floats(4096, 64), floats(4096, 64), ints(rows), pages, pages, table, None, heads, None, True)
 
 
 def matrices(outputs, size):

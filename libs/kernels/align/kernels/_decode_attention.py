@@ -21,6 +21,7 @@ def decode_attention(
     scale: float | None = None,
     window: int | None = None,
     counters: Tensor | None = None,
+    early: bool = False,
 ) -> Tensor:
     """softmax(q · kᵀ · scale) · v over keys 0 .. lengths - 1 of each row (the last `window` of them); softmax in fp32.
 
@@ -35,6 +36,8 @@ def decode_attention(
         window: None looks at all keys.
         counters: int32 zeros, at least B · Hkv of them, kept by the caller for all calls on one stream, and zeros again after each: with
             them one kernel does what takes two without. The bits are the same.
+        early: begin on a GPU while the kernel launched just before this one still runs. Only where that one writes neither lengths nor
+            page_table, as in a captured decoding step: they are read before it has ended. The bits are the same.
 
     Returns:
         (B, H, Dh), in q's dtype. Not differentiable.
@@ -48,7 +51,7 @@ def decode_attention(
     if counters is not None and (counters.dtype != torch.int32 or counters.numel() < q.shape[0] * k_cache.shape[2]):
         raise KernelError(f"counters {counters.dtype} {tuple(counters.shape)}: expected int32, at least {q.shape[0] * k_cache.shape[2]}")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out: Tensor = torch.ops.align.decode_attention(q, k_cache, v_cache, lengths, page_table, scale, window or 0, counters)
+    out: Tensor = torch.ops.align.decode_attention(q, k_cache, v_cache, lengths, page_table, scale, window or 0, counters, early)
     return out
 
 
@@ -103,7 +106,7 @@ def splits_for(rows: int, kv_heads: int, room: int, keys: int, programs: int) ->
 @_runtime.op("decode_attention", mutates=("counters",))
 def _decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int,
-    counters: Tensor | None,
+    counters: Tensor | None, early: bool,
 ) -> Tensor:  # fmt: skip
     if not _runtime.use_kernel(q):
         return reference(q, k_cache, v_cache, lengths, page_table, scale, window)
@@ -133,7 +136,7 @@ def _decode(
             k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), table.stride(0), scale * 1.4426950408889634, window, count,
             GROUP=group, GROUP_PADDED=max(16, _runtime.power_of_two(group)), PAGE=page, PAGED=page_table is not None,
             FUSED=counters is not None, WIDE=_runtime.interpreted(), num_warps=c["warps"], num_stages=c["stages"],
-            **_runtime.early(), **shape,
+            EARLY=early, **_runtime.early(), **shape,
         )  # fmt: skip
         if splits > 1 and counters is None:
             _decode_kernels.combine[(rows * heads,)](lengths, parts, peaks, out, window, count, num_warps=1, **shape)
@@ -143,6 +146,6 @@ def _decode(
 @_runtime.fake("decode_attention")
 def _(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int,
-    counters: Tensor | None,
+    counters: Tensor | None, early: bool,
 ) -> Tensor:  # fmt: skip
     return q.new_empty(q.shape)

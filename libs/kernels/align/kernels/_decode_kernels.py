@@ -65,14 +65,17 @@ def split(
     q, keys, values, lengths, table, out, parts, peaks, counters, page_stride, slot_stride, head_stride, table_stride, scale, window, count,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, PAGED: tl.constexpr, FUSED: tl.constexpr,
-    WIDE: tl.constexpr, PDL: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One (key head, row, part of its keys) a program; all query heads of the key head at once. `scale` includes log2(e).
 
     A row of one part is written at once. Of several parts, the program that ends last joins them (FUSED: `counters` count, and are 0 again
     afterwards), or `combine` does; in the order of the parts either way. PDL: started while the kernel before still runs, see
-    `_step_kernels`.
+    `_step_kernels`; EARLY: lengths and table are read, and the first tile is asked for, before that has ended.
     """
+    if PDL and not EARLY:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
     head = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
@@ -80,7 +83,7 @@ def split(
     lane = tl.arange(0, DIM)
     low = first + part * share
     high = tl.minimum(end, low + share)
-    if PDL:
+    if PDL and EARLY:
         if PAGED and PAGE % KEYS == 0 and part < number:  # the first tile of keys and values can already travel to the cache
             page = tl.load(table + row * table_stride + low // PAGE).to(tl.int64)
             line = tl.arange(0, KEYS)
@@ -214,10 +217,13 @@ def gemv_few(
 def rope_to_cache(
     qkv, bias, cos, sin, positions, keys, values, table, rows, turned, tokens, table_stride, page_stride, slot_stride, head_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_ROWS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    HAS_ROWS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK heads of one token a program, queries, keys and values counted through; queries go to `turned`, the others to the cache. PARTS
-    above 0: qkv are so many parts in fp32, `tokens` rows each, to be added."""
+    above 0: qkv are so many parts in fp32, `tokens` rows each, to be added. EARLY: all but qkv is read before the last kernel has ended."""
+    if PDL and not EARLY:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     pair = tl.arange(0, PAIRS)
@@ -230,7 +236,7 @@ def rope_to_cache(
     c = tl.load(cos + position * HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
     s = tl.load(sin + position * HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
     inside = (head < HEADS + 2 * KV_HEADS)[:, None] & (pair < HALF)[None, :]
-    if PDL:  # all before is of an earlier step
+    if PDL and EARLY:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
     lane = head[:, None] * (2 * HALF) + pair[None, :]

@@ -22,6 +22,7 @@ def rope_to_cache(
     *,
     heads: int,
     bias: Tensor | None = None,
+    early: bool = False,
 ) -> Tensor:
     """Cuts qkv, rotates q and k by the tables' row of each token's position, and writes k and v to the token's place in the cache.
 
@@ -34,7 +35,7 @@ def rope_to_cache(
         k_cache, v_cache: (P, page, Hkv, Dh), strides free but for the last dimension, alike.
         page_table: (B, M), int32: position p of row b lies in page_table[b, p // page] at p % page.
         rows: (N,), int64: the table's row of each token; None: token n is row n.
-        heads: H.
+        heads: H. early: as for `decode_attention`; only where the kernel launched just before writes nothing but qkv.
 
     Returns:
         q rotated, (N, H, Dh).
@@ -59,7 +60,7 @@ def rope_to_cache(
         raise KernelError(f"page_table {tuple(page_table.shape)} for {tokens} tokens: a row each, or `rows`, one a token")
     if bias is not None and bias.shape != qkv.shape[-1:]:
         raise KernelError(f"bias {tuple(bias.shape)}: expected ({qkv.shape[-1]},)")
-    turned: Tensor = torch.ops.align.rope_to_cache(qkv, cos, sin, positions, k_cache, v_cache, page_table, rows, heads, bias)
+    turned: Tensor = torch.ops.align.rope_to_cache(qkv, cos, sin, positions, k_cache, v_cache, page_table, rows, heads, bias, early)
     return turned
 
 
@@ -81,7 +82,7 @@ def reference(
 @_runtime.op("rope_to_cache", mutates=("k_cache", "v_cache"))
 def _rope_to_cache(
     qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, rows: Tensor | None,
-    heads: int, bias: Tensor | None,
+    heads: int, bias: Tensor | None, early: bool,
 ) -> Tensor:  # fmt: skip
     if not _runtime.use_kernel(qkv):
         return reference(qkv, cos, sin, positions, k_cache, v_cache, page_table, rows, heads, bias)
@@ -98,7 +99,7 @@ def _rope_to_cache(
             positions if rows is None else rows, turned, tokens, page_table.stride(0), *k_cache.stride()[:3],
             HEADS=heads, KV_HEADS=kv_heads, HALF=dim // 2, PAIRS=_runtime.power_of_two(dim // 2), PAGE=page, BLOCK=c["heads"],
             HAS_ROWS=rows is not None, PARTS=len(qkv) if qkv.ndim == 3 else 0, BIAS=bias is not None, num_warps=c["warps"],
-            **_runtime.early(),
+            EARLY=early, **_runtime.early(),
         )  # fmt: skip
     return turned
 
@@ -106,6 +107,6 @@ def _rope_to_cache(
 @_runtime.fake("rope_to_cache")
 def _(
     qkv: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, rows: Tensor | None,
-    heads: int, bias: Tensor | None,
+    heads: int, bias: Tensor | None, early: bool,
 ) -> Tensor:  # fmt: skip
     return k_cache.new_empty(len(positions), heads, k_cache.shape[3])

@@ -10,13 +10,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from triton.language.extra import cuda  # type: ignore[import-untyped]
 
-
-@triton.jit
-def _dot(a, b, total, WIDE: tl.constexpr):
-    """total + a · b. WIDE multiplies in fp32, which gives the same products: Triton's interpreter has none of bf16."""
-    if WIDE:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
-    return tl.dot(a, b, total, input_precision="ieee")
+from align.kernels._decode_kernels import _dot, _fetch
 
 
 @triton.jit
@@ -24,8 +18,7 @@ def _begin(weight, column, first, K: tl.constexpr, LINES: tl.constexpr):
     """Asks for LINES times 128 bytes of these rows of the weight, then waits for the kernel before."""
     if LINES > 0:
         line = tl.arange(0, LINES) * (128 // (weight.dtype.element_ty.primitive_bitwidth // 8))
-        at = weight + column.to(tl.int64)[:, None] * K + first + line[None, :]
-        tl.inline_asm_elementwise("{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+        _fetch(weight + column.to(tl.int64)[:, None] * K + first + line[None, :])
     cuda.gdc_wait()
     cuda.gdc_launch_dependents()
 
@@ -80,10 +73,10 @@ def sum_rms_norm(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < D
-    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(residual + row * D + column, mask=inside, other=0.0)
     total = other.to(tl.float32)
     for part in tl.static_range(PARTS):

@@ -66,10 +66,12 @@ class Forward:
                 if split:
                     qkv, bias = (qkv.sum(0) if bias is None else qkv.sum(0) + bias).to(keys.dtype), None
                 self._norm_heads(qkv, layer.q_norm, layer.k_norm)
-            q = kernels.rope_to_cache(qkv, self._cos, self._sin, positions, keys, values, table, heads=self._heads, bias=bias)
+            q = kernels.rope_to_cache(qkv, self._cos, self._sin, positions, keys, values, table, heads=self._heads, bias=bias, early=True)
             if self._strict:
                 return kernels.invariant_decode(q, keys, values, lengths, table, window=layer.window).flatten(1)
-            return kernels.decode_attention(q, keys, values, lengths, table, window=layer.window, counters=self._counters).flatten(1)
+            return kernels.decode_attention(
+                q, keys, values, lengths, table, window=layer.window, counters=self._counters, early=True
+            ).flatten(1)
 
         if not self._strict and len(tokens) == 1:
             return self._one(tokens, attend)
