@@ -67,7 +67,7 @@ def case(kind: str, outputs: int, size: int, rows: int, replaced: bool = False) 
             return lambda: kernels.residual_vector(x, weight, h)
         if kind == "gated":
             return lambda: kernels.gated_linear(x, weight)
-        return lambda: kernels.sum_rms_norm(kernels.split_linear(x, weight), h, norm, EPS)
+        return lambda: kernels.sum_rms_norm(kernels.split_linear(x, weight), h, norm, EPS, early=True)
 
     rand_norm = rand(size)
     return [one() for _ in range(sets)]

@@ -125,7 +125,7 @@ def step(rows, size, inner, heads, kv_heads):
     else:
         qkv = _step_linear._split(x, empty(qkv.shape[1], size))
         _step_linear._gated(x, empty(2 * inner, size))
-        _step_linear._sum_rms_norm(_step_linear._split(empty(rows, inner), empty(size, inner)), x, empty(size), 1e-5, None)
+        _step_linear._sum_rms_norm(_step_linear._split(empty(rows, inner), empty(size, inner)), x, empty(size), 1e-5, None, True)
     table = ints(rows, 16, dtype=torch.int32)
     _rope_cache._rope_to_cache(qkv, floats(4096, 64), floats(4096, 64), ints(rows), pages, pages, table, None, heads, None, True)
 

@@ -135,17 +135,20 @@ def step_tall(
 @triton.jit(do_not_specialize=["rows"])
 def sum_rms_norm(
     parts, bias, residual, weight, y, h, rows, eps,
-    D: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """h = residual + all parts (fp32) + bias, y = its norm; a row a program."""
+    """h = residual + all parts + bias, y = its norm; a row a program. EARLY: all but parts is read before the last kernel has ended."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < D
-    if PDL:
+    if PDL and not EARLY:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(weight + column, mask=inside, other=0.0)
     other = tl.load(residual + row * D + column, mask=inside, other=0.0)
+    if PDL and EARLY:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
     total = other.to(tl.float32)
     for part in tl.static_range(PARTS):
         total += tl.load(parts + (part * rows + row) * D + column, mask=inside, other=0.0)
@@ -155,7 +158,7 @@ def sum_rms_norm(
     tl.store(h + row * D + column, total, mask=inside)
     value = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / D + eps)
-    tl.store(y + row * D + column, (value * scale * w).to(other.dtype), mask=inside)
+    tl.store(y + row * D + column, (value * scale * w.to(tl.float32)).to(other.dtype), mask=inside)
 
 
 @triton.jit

@@ -45,15 +45,18 @@ def gated_linear(x: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
-def sum_rms_norm(parts: Tensor, h: Tensor, norm: Tensor, eps: float, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def sum_rms_norm(
+    parts: Tensor, h: Tensor, norm: Tensor, eps: float, bias: Tensor | None = None, *, early: bool = False
+) -> tuple[Tensor, Tensor]:
     """h + the sum of all parts + bias, rounded to h's dtype, and its norm: (normed, summed), like `add_rms_norm`.
 
     Args:
         parts: (parts, B, D) of `split_linear`. h: (B, D). norm, bias: (D,).
+        early: as for `decode_attention`; only where the kernel launched just before writes nothing but parts.
     """
     if parts.ndim != 3 or parts.shape[1:] != h.shape or norm.shape != h.shape[1:] or (bias is not None and bias.shape != norm.shape):
         raise KernelError(f"parts {tuple(parts.shape)}, h {tuple(h.shape)}, norm {tuple(norm.shape)}: expected (parts, B, D), (B, D), (D,)")
-    y, summed = torch.ops.align.sum_rms_norm(parts, h, norm, eps, bias)
+    y, summed = torch.ops.align.sum_rms_norm(parts, h, norm, eps, bias, early)
     return y, summed
 
 
@@ -182,7 +185,9 @@ def _gated(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @_runtime.op("sum_rms_norm")
-def _sum_rms_norm(parts: Tensor, h: Tensor, norm: Tensor, eps: float, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _sum_rms_norm(
+    parts: Tensor, h: Tensor, norm: Tensor, eps: float, bias: Tensor | None, early: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if not _runtime.use_kernel(h):
         total = wide(h) + parts.sum(0) if bias is None else wide(h) + parts.sum(0) + wide(bias)
         summed = total.to(h.dtype)
@@ -195,7 +200,8 @@ def _sum_rms_norm(parts: Tensor, h: Tensor, norm: Tensor, eps: float, bias: Tens
         with _runtime.on(h):
             _step_kernels.sum_rms_norm[(rows,)](
                 parts.contiguous(), norm if bias is None else bias, h.contiguous(), norm, y, summed, rows, eps,
-                D=size, BLOCK=_runtime.power_of_two(size), PARTS=count, BIAS=bias is not None, num_warps=c["warps"], **_runtime.early(),
+                D=size, BLOCK=_runtime.power_of_two(size), PARTS=count, BIAS=bias is not None, EARLY=early, num_warps=c["warps"],
+                **_runtime.early(),
             )  # fmt: skip
     return y, summed
 
@@ -247,7 +253,7 @@ def _(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @_runtime.fake("sum_rms_norm")
-def _(parts: Tensor, h: Tensor, norm: Tensor, eps: float, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _(parts: Tensor, h: Tensor, norm: Tensor, eps: float, bias: Tensor | None, early: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(h), torch.empty_like(h)
 
 

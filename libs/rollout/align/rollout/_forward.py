@@ -64,7 +64,8 @@ class Forward:
             bias = layer.qkv_bias if split else None  # else it is in qkv
             if layer.q_norm is not None and layer.k_norm is not None:
                 if split:
-                    qkv, bias = (qkv.sum(0) if bias is None else qkv.sum(0) + bias).to(keys.dtype), None
+                    qkv = qkv[0] if len(qkv) == 1 else qkv.sum(0)
+                    qkv, bias = (qkv if bias is None else qkv + bias).to(keys.dtype), None
                 self._norm_heads(qkv, layer.q_norm, layer.k_norm)
             q = kernels.rope_to_cache(qkv, self._cos, self._sin, positions, keys, values, table, heads=self._heads, bias=bias, early=True)
             if self._strict:
@@ -136,13 +137,14 @@ class Forward:
         x = kernels.rms_norm(hidden, self._layers[0].attention_norm, self._eps)
         for number, layer in enumerate(self._layers):
             mixed = attend(number, layer, kernels.split_linear(x, layer.qkv))
-            x, hidden = kernels.sum_rms_norm(kernels.split_linear(mixed, layer.out), hidden, layer.mlp_norm, self._eps, layer.out_bias)
+            parts = kernels.split_linear(mixed, layer.out)
+            x, hidden = kernels.sum_rms_norm(parts, hidden, layer.mlp_norm, self._eps, layer.out_bias, early=True)
             if layer.gate_up_bias is None:
                 grown = kernels.gated_linear(x, layer.gate_up)
             else:
                 grown = kernels.swiglu_packed(F.linear(x, layer.gate_up, layer.gate_up_bias))
             norm = self._norm if number + 1 == len(self._layers) else self._layers[number + 1].attention_norm
-            x, hidden = kernels.sum_rms_norm(kernels.split_linear(grown, layer.down), hidden, norm, self._eps, layer.down_bias)
+            x, hidden = kernels.sum_rms_norm(kernels.split_linear(grown, layer.down), hidden, norm, self._eps, layer.down_bias, early=True)
         return self.logits(x)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
