@@ -69,7 +69,7 @@ class RunShape:
     gather_copies: int = 3  # of all state on the host when rank 0 gathers it: the parts, the whole, the file's; align.checkpoint makes 1
     checkpoints_kept: int = 1
     # Host.
-    host_base_gb_per_rank: float | None = None  # interpreter, torch, CUDA context; None: 5.5 with CUDA, 0.25 on the CPU
+    host_base_gb_per_rank: float | None = None  # interpreter, torch, CUDA context; None: measured ones, see README
     lean_workers: int = 0
 
     def __post_init__(self) -> None:
@@ -159,4 +159,6 @@ class RunShape:
         """Host memory of one rank before anything of the run is in it, GiB."""
         if self.host_base_gb_per_rank is not None:
             return self.host_base_gb_per_rank
-        return 5.5 if self.device == "cuda" else 0.25
+        if self.device == "cpu":
+            return 0.25
+        return 1.08 if self.ranks == 1 else 1.54  # NCCL's part
