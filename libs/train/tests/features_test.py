@@ -277,6 +277,8 @@ def test_mfu_counts_weights_once_a_token_and_attention_by_document(tmp_path):
     flops = 6 * matrices * 64 + 6 * 4 * 64 * squares  # layers × heads × head_dim = 4 × 64
     as_tensors = {name: torch.as_tensor(value) for name, value in vars(batch).items() if value is not None}  # of a rollout
     assert step_flops(module.model, [batch]) == step_flops(module.model, [as_tensors]) == flops
+    padded = {"input_ids": torch.zeros(3, 12, dtype=torch.int64), "lengths": torch.tensor([12, 4, 5])}  # of pairs, or answers
+    assert step_flops(module.model, [padded]) == 6 * matrices * 21 + 6 * 4 * 64 * (144 + 16 + 25)
     trainer, run, _ = made(tmp_path / "run", **settings)
     trainer.fit()
     line, _ = read_history(run.path / "history.jsonl")

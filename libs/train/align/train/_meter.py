@@ -22,7 +22,7 @@ SPIKE_LEAST = 16  # none is called a spike before so many
 def step_flops(model: nn.Module, micro_batches: Sequence[Any]) -> float:
     """Model FLOPs of a step's forward and backward on one rank: 6 for a token and each weight of a matrix product, 6 · L · H · Dh for a
     token and each position of its document (causal attention is half of 12; Narayanan et al. 2021, arXiv:2104.04473, appendix).
-    What is computed again does not count.
+    What is computed again does not count, nor does padding where a batch has `lengths` (B,) or cu_seqlens.
 
     0 for a model that is no Decoder, or batches without input_ids.
     """
@@ -38,9 +38,13 @@ def step_flops(model: nn.Module, micro_batches: Sequence[Any]) -> float:
         ids, ends = fields.get("input_ids"), fields.get("cu_seqlens")
         if ids is None:
             return 0.0
-        rows, length = ids.shape  # arrays of a loader, tensors of a rollout source
-        pairs = rows * length**2 if ends is None else sum((end - start) ** 2 for start, end in pairwise(ends.tolist()))
-        total += rows * length * per_token + pairs * per_pair
+        if (lengths := fields.get("lengths")) is not None:
+            documents = lengths.tolist()
+        elif ends is not None:
+            documents = [end - start for start, end in pairwise(ends.tolist())]
+        else:
+            documents = [ids.shape[1]] * ids.shape[0]
+        total += sum(documents) * per_token + sum(length**2 for length in documents) * per_pair
     return total
 
 
