@@ -116,20 +116,22 @@ def swiglu(device, dtype, large):
 
 def loss(device, dtype, large):
     """Labels of -100 and NaN in hidden states behind the mask; smoothing and z-loss; chunks that do not divide; both kernels of a row."""
-    # Gradients: bf16 logits of size 4 are off by up to 2**-7, so are their exponentials; in fp32, sums over V or the rows are rounded at
-    # each term, and n roundings add up like sqrt(n).
+    # Gradients: bf16 logits of size 4 are off by up to 2**-7, so are their exponentials; in fp32 the logits are sums over `size`, whose
+    # roundings add up like sqrt(size), and so do those of the gradients' sums.
     shapes = [(11, 16, 300, 4), (9, 8, 70, None)]
     if large:
         shapes = [(4097, 2048, 32768, None)] if dtype != torch.float32 else [(515, 256, 128256, None)]
-    errors, several = {}, 16.0 if dtype != torch.float32 else shapes[0][2] ** 0.5
+    errors = {}
     for rows, size, vocabulary, chunk in shapes:
         hidden = rand(rows, size, seed=1, device=device, dtype=dtype)
         weight = rand(vocabulary, size, seed=2, device=device, dtype=dtype, scale=2 * size**-0.5)
         mask = integers(0, 3, (rows,), 3, device) > 0
+        if dtype == torch.float32:  # one logit of 100, far above those of the row's first block, by an input that only that row has
+            hidden[:, 0], weight[-1] = 0, 0
+            hidden[0, 0] = weight[-1, 0] = 10
+            mask[0] = True
         targets = torch.where(mask, integers(0, vocabulary, (rows,), 4, device), -100)
-        if dtype == torch.float32:
-            weight[-1] = hidden[0] * (100 / hidden[0].square().sum())  # a logit of 100, far above those of a row's first block
-        close = 8.0 if dtype != torch.float32 else 8.0 + size**0.5  # the logits are sums over `size`
+        close, several = (8.0, 16.0) if dtype != torch.float32 else (8.0 + size**0.5, 16.0 + 2 * size**0.5)
         for name, options in {"plain": {}, "all": {"label_smoothing": 0.1, "z_loss": 1e-3}, "fp32": {"fp32_weight_grad": True}}.items():
             ce = functools.partial(kernels.linear_cross_entropy, targets=targets, mask=mask, chunk=chunk, **options)
             errors[f"cross_entropy {name}"] = agree("cross_entropy", ce, (hidden, weight), dtype, close, several)
