@@ -78,12 +78,13 @@ def decode(model: Decoder, ids: Tensor) -> None:
 
 
 def stepped(model: Decoder, ids: Tensor) -> None:
-    cache = model.new_cache(ROWS, LENGTH)
+    cache = model.new_cache(ROWS, 30)
     with torch.inference_mode():
         model(ids[:, :30], cache=cache)
-        stepper = Stepper(model, cache)
+        stepper = Stepper(model, ROWS, LENGTH)
+        stepper.enter(0, cache, torch.arange(ROWS), [30] * ROWS)
         for at in range(30, LENGTH):
-            model.lm_head(stepper(ids[:, at], torch.full((ROWS,), at), at + 1))
+            stepper(ids[:, at], torch.full((ROWS,), at), at + 1)
 
 
 def keep_memory() -> None:

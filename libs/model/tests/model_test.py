@@ -1,6 +1,7 @@
 """The decoder against transformers' frozen answers, and against itself: packed, cached, padded and plain forwards agree."""
 
 import copy
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -115,19 +116,51 @@ def test_right_padded_prompts_of_different_length_decode_as_if_alone(models):
             assert distance(hidden[row, 0], model(ids[row : row + 1, : length + 1])[0, -1]) <= 1e-5
 
 
+@pytest.mark.parametrize("rows", [3, 40], ids=["few", "many"])  # many: the first block's products are made for the whole vocabulary
 @pytest.mark.parametrize("name", CASES)
-def test_stepper_does_what_forward_does(models, name):
+def test_stepper_does_what_forward_does(models, name, rows):
     model, ids = models[name], input_ids(name)
     lengths = torch.tensor([12, 9])
-    cache, plain = model.new_cache(3, 40), model.new_cache(2, 40)  # more rows than are stepped
+    cache, plain = model.new_cache(3, 40), model.new_cache(2, 40)
     with torch.inference_mode():
         model(torch.cat((ids, ids[:1]))[:, :12], cache=cache), model(ids[:, :12], cache=plain)
-        stepper = Stepper(model, cache)
+        stepper = Stepper(model, rows, 40)
+        stepper.enter(0, cache, torch.tensor([0, 1]), lengths.tolist())
         for step in range(20):
             positions = lengths + step
             tokens = ids.gather(1, positions[:, None])
-            hidden = stepper(tokens[:, 0], positions, int(positions.max()) + 1)
-            assert distance(hidden, model(tokens, position_ids=positions[:, None], cache=plain)[:, 0]) <= 1e-5
+            logits = stepper(tokens[:, 0], positions, int(positions.max()) + 1)
+            assert distance(logits, model.lm_head(model(tokens, position_ids=positions[:, None], cache=plain)[:, 0])) <= 1e-5
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["joined", "apart"])
+@pytest.mark.parametrize("name", ["qwen3", WINDOWED, "llama_biased_tied"])
+def test_rows_of_a_stepper_come_and_go(models, name, large, monkeypatch):
+    """Rows enter with short and long prompts, leave and are overwritten, so often that what is kept moves to the front again and again."""
+    if large:  # as if: weights stay where they are
+        monkeypatch.setattr("align.model._step._JOIN_BELOW", 0)
+    monkeypatch.setattr("align.model._step._SLACK", 3)
+    model, ids, room = models[name], input_ids(name), 24
+    generator = random.Random(0)
+    with torch.inference_mode():
+        wanted = model.lm_head(model(ids))
+        cache = model.new_cache(2, 20)
+        model(ids[:, :20], cache=cache)
+        stepper, running = Stepper(model, 4, room), []  # (which text, next position) of each row
+        for _ in range(150):
+            if (len(running) < 4 and generator.random() < 0.3) or not running:
+                new = [(generator.randrange(2), generator.randint(1, 20)) for _ in range(generator.randint(1, 4 - len(running)))]
+                stepper.enter(len(running), cache, torch.tensor([text for text, _ in new]), [length for _, length in new])
+                running += new
+            texts, positions = (torch.tensor(values) for values in zip(*running, strict=True))
+            logits = stepper(ids[texts, positions], positions, int(positions.max()) + 1)
+            assert distance(logits, wanted[texts, positions]) <= 2e-5
+            running = [(text, position + 1) for text, position in running]
+            for row in reversed(range(len(running))):
+                if running[row][1] == room or generator.random() < 0.05:
+                    stepper.move(len(running) - 1, row)
+                    running[row] = running[-1]
+                    running.pop()
 
 
 def test_selected_rows_of_a_cache_go_on_alone(models):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -16,12 +17,12 @@ from align.rollout._stops import StopStrings
 from align.rollout._types import Sample
 
 _PREFILL_TOKENS = 4096  # read at once, padding included; bounds the activations
+_NOISE_STEPS = 4  # whose noise is made at once, where it stays small: for few numbers the calls of operators cost more than the work
+_NOISE_NUMBERS = 1 << 16
 
 # Rows of the state matrix, one column for each running sample.
-_TOKEN = 0  # the last token, not yet in the cache
-_POSITION = 1  # its position, counted from the start of the prompt
-_CELL = 2  # where its successor goes in the flat result buffers
-_END = 3  # the cell that must not be written any more
+_POSITION = 0  # of its last token, which is not yet in the cache, counted from the start of the prompt
+_CELL = 1  # where its next token goes in the flat result buffers
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,17 @@ class Request:
     limit: int
 
 
+class _Row(NamedTuple):
+    """What is known of a running row without looking at the device."""
+
+    sample: int
+    entered: int  # step at which its first token was drawn
+    last: int  # step at which its last one is drawn, if nothing stops it before
+    offset: int  # its position is so much more than the step
+
+
 class Run:
-    """Rows 0 .. active - 1 of the cache belong to running samples; a finished row is overwritten by the last one."""
+    """Rows 0 .. active - 1 of the stepper belong to running samples; a finished row is overwritten by the last one."""
 
     def __init__(
         self,
@@ -50,46 +60,48 @@ class Run:
     ) -> None:
         device, vocab_size = model.output_weight.device, model.config.vocab_size
         self._model, self._requests, self._n, self._params = model, requests, n, params
-        self._rows = min(max_batch, len(requests) * n)
-        self._cache = model.new_cache(self._rows, max(len(request.prompt) + request.limit for request in requests))
-        self._stepper = Stepper(model, self._cache)
-        self._noise = Noise(self._rows, vocab_size, device)
-        self._stop_table = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self._stop_table[stop_ids] = True
+        self._room = min(max_batch, len(requests) * n)
+        self._stepper = Stepper(model, self._room, max(len(request.prompt) + request.limit for request in requests))
+        self._ahead = min(_NOISE_STEPS, max(1, _NOISE_NUMBERS // (self._room * vocab_size)))
+        self._noise = Noise(self._room * self._ahead, vocab_size, device)
+        self._noises = torch.empty(0, self._room, vocab_size, device=device)  # of the steps that follow
+        self._stop_ids = frozenset(stop_ids)
         self._watch = watch  # None without stop strings
         self._on_token, self._on_step = on_token, on_step
         self._watchers: list[StopStrings] = []  # then one a running row
-        self._owners: list[tuple[int, int]] = []  # one a running row: its sample, the step at which it entered
+        self._rows: list[_Row] = []
         # Results of sample s: cells s * width .. s * width + length - 1.
         count, self._width = len(requests) * n, max(request.limit for request in requests)
         self._ids = torch.zeros(count * self._width, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(count * self._width, device=device)
-        self._raw_logprobs = torch.zeros_like(self._logprobs)
-        self._keys = torch.zeros_like(self._ids)  # noise keys, made for all its tokens when a sample enters
+        # Drawn from softmax(logits) itself, the two log-probabilities are one.
+        self._raw_logprobs = self._logprobs if params.temperature == 1 and not params.filtered else torch.zeros_like(self._logprobs)
+        # Noise keys, made for all its tokens when a sample enters; some more, which a row that is done may point at.
+        self._keys = torch.zeros(count * self._width + self._ahead, dtype=torch.int64, device=device)
         self._lengths, self._stopped = [0] * count, [False] * count
-        self._state = torch.zeros(4, self._rows, dtype=torch.int64, device=device)
-        self._active = self._steps = 0
-        self._bound = 0  # above the position of every running row
+        self._state = torch.zeros(2, self._room, dtype=torch.int64, device=device)
+        self._tokens = self._state[0]  # the last one of each row, and of what follows the running rows anything
+        self._drawn: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # since rows came or went: tokens, log-probabilities
+        self._steps = 0
+        self._measure()
         # Long prompts first: rows of one prefill are of like length, and the long samples don't run alone at the end.
         self._waiting = deque(sorted(range(len(requests)), key=lambda index: -len(requests[index].prompt)))
         self._read: deque[tuple[int, int]] = deque()  # of prompts that are read: (sample without a row, row of the prompt cache)
-        self._prompt_cache = self._cache  # of the prompts read last; each prefill makes its own
+        self._prompt_cache = model.new_cache(0, 1)  # of the prompts read last; each prefill makes its own
         self._prompt_logits = torch.empty(0, vocab_size, device=device)
 
     def samples(self, weights_version: int) -> list[Sample]:
         """Runs all requests to their ends."""
-        while self._active or self._read or self._waiting:
-            free = self._rows - self._active
+        while self._rows or self._read or self._waiting:
+            free = self._room - len(self._rows)
             # A few rows enter together: reading one prompt costs about as much as reading several.
-            if (self._read or self._waiting) and (free >= max(1, self._rows // 8) or not self._active):
+            if (self._read or self._waiting) and (free >= max(1, self._room // 8) or not self._rows):
                 self._admit(free)
-            if self._active:
-                # Rows in eights, a few idle ones among them: the stepper has met most such numbers before.
-                state = self._state[:, : min(-(-self._active // 8) * 8, self._rows)]
-                hidden = self._stepper(state[_TOKEN], state[_POSITION], self._bound)
+            if self._rows:
+                logits = self._stepper(self._tokens, self._positions, self._bound)
                 self._bound += 1
                 self._steps += 1
-                self._accept(self._model.lm_head(hidden[: self._active]), 0)
+                self._accept(logits, 0)
         return self._collect(weights_version)
 
     def _admit(self, free: int) -> None:
@@ -98,30 +110,26 @@ class Run:
             if not self._read:
                 self._prefill(-(-free // self._n))
             entering = [self._read.popleft() for _ in range(min(free, len(self._read)))]
-            first, last = self._active, self._active + len(entering)
-            sources = torch.tensor([row for _, row in entering], device=self._state.device)
-            length = self._prompt_cache.max_length
-            self._cache.k[:, first:last, :length] = self._prompt_cache.k.index_select(1, sources)
-            self._cache.v[:, first:last, :length] = self._prompt_cache.v.index_select(1, sources)
-            columns, keys = [], []
-            for sample, _ in entering:
-                request = self._requests[sample // self._n]
-                cell = sample * self._width
-                columns.append((0, len(request.prompt) - 1, cell, cell + request.limit))
-                keys.append(sample_key(request.seed, sample % self._n))
-                self._owners.append((sample, self._steps))
+            first, device = len(self._rows), self._state.device
+            requests = [self._requests[sample // self._n] for sample, _ in entering]
+            lengths = [len(request.prompt) for request in requests]
+            sources = torch.tensor([row for _, row in entering], device=device)
+            self._note(0)
+            self._noises = self._noises[:0]
+            self._stepper.enter(first, self._prompt_cache, sources, lengths)
+            for (sample, _), request, length in zip(entering, requests, lengths, strict=True):
+                self._rows.append(_Row(sample, self._steps, self._steps + request.limit - 1, length - self._steps))
                 if self._watch:
                     self._watchers.append(self._watch(request.prompt))
-            state = torch.tensor(columns, device=self._state.device).T  # (4, entering)
-            self._state[:, first:last] = state
-            ahead = torch.arange(self._width, device=state.device)
-            samples = torch.tensor([sample for sample, _ in entering], device=state.device)
-            positions = state[_POSITION, :, None] + 1 + ahead
-            self._keys.view(-1, self._width)[samples] = token_keys(torch.tensor(keys, device=state.device)[:, None], positions)
-            self._active = last
+            samples = torch.tensor([sample for sample, _ in entering], device=device)
+            state = torch.stack((torch.tensor(lengths, device=device) - 1, samples * self._width))  # (2, entering)
+            self._state[:, first : first + len(entering)] = state
+            keys = [sample_key(request.seed, sample % self._n) for (sample, _), request in zip(entering, requests, strict=True)]
+            positions = state[_POSITION, :, None] + 1 + torch.arange(self._width, device=device)
+            self._keys[: -self._ahead].view(-1, self._width)[samples] = token_keys(torch.tensor(keys, device=device)[:, None], positions)
             self._accept(self._prompt_logits.index_select(0, sources), first)
             self._measure()
-            free = self._rows - self._active
+            free = self._room - len(self._rows)
 
     def _prefill(self, count: int) -> None:
         """Reads the next prompts, padded on the right, into a cache of their own: each once, however many samples it has."""
@@ -136,54 +144,89 @@ class Run:
         self._read.extend((index * self._n + j, row) for row, index in enumerate(indices) for j in range(self._n))
 
     def _accept(self, logits: torch.Tensor, first: int) -> None:
-        """Draws and records the next token of rows first .. active - 1 from their logits (rows, V); rows that are done leave."""
-        state = self._state[:, first : self._active]
-        cell = state[_CELL]
+        """Draws the next token of rows `first` and on from their logits (rows, V), which may go on after the running ones; rows that are
+        done leave."""
         if self._on_step:
             self._on_step()
-        noise = self._noise.negative_exponential(self._keys.index_select(0, cell)) if self._params.temperature else None
-        tokens, logprobs, raw_logprobs = draw(logits, self._params, noise)
-        self._ids.index_copy_(0, cell, tokens)
-        self._logprobs.index_copy_(0, cell, logprobs)
-        self._raw_logprobs.index_copy_(0, cell, raw_logprobs)
-        state[_TOKEN] = tokens
-        state[_POSITION : _CELL + 1].add_(1)
+        drawn = draw(logits, self._params, self._next_noise(first, len(logits)) if self._params.temperature else None)
+        self._drawn.append(drawn)
+        running = self._state[:, first : len(self._rows)]
+        running.add_(1)
+        self._tokens = torch.cat((self._tokens[:first], drawn[0])) if first else drawn[0]
+        if first:
+            self._note(first)
+        looked = self._stop_ids or self._watch or self._on_token
+        tokens = drawn[0].tolist()[: running.shape[1]] if looked else []
         if self._on_token:
-            for (sample, _), token in zip(self._owners[first:], tokens.tolist(), strict=True):
-                self._on_token(sample, token)
-        stopped = self._stop_table.index_select(0, tokens)
-        if self._watch:
-            hits = [watcher.push(token) for watcher, token in zip(self._watchers[first:], tokens.tolist(), strict=True)]
-            stopped |= torch.tensor(hits, device=stopped.device)
-        done = stopped | (cell == state[_END])
-        if done.any():
-            self._retire(done, stopped, first)
+            for row, token in zip(self._rows[first:], tokens, strict=True):
+                self._on_token(row.sample, token)
+        hits = self._stopped_rows(tokens, first)
+        if hits or self._steps >= self._next_end:
+            self._note(0)
+            self._retire(hits)
             self._measure()
 
-    def _retire(self, done: torch.Tensor, stopped: torch.Tensor, first: int) -> None:
-        """Notes the results of rows that are done and closes the gaps with rows from the end; `done` and `stopped` begin at row `first`."""
-        ended, stops, before = [first + row for row in done.nonzero().flatten().tolist()], stopped.tolist(), self._active
-        for row in ended:
-            sample, entered = self._owners[row]
-            self._lengths[sample], self._stopped[sample] = 1 + self._steps - entered, stops[row - first]
-        self._active -= len(ended)
-        movers = iter(sorted(set(range(self._active, before)) - set(ended)))
+    def _next_noise(self, first: int, count: int) -> torch.Tensor:
+        """(count, V) for the rows `first` and on, whose next tokens go to their present cells."""
+        if first or not len(self._noises):
+            steps = 1 if first else self._ahead
+            cells = self._state[_CELL, first : first + count] + torch.arange(steps, device=self._state.device)[:, None]
+            self._noises = self._noise.negative_exponential(self._keys.index_select(0, cells.flatten())).view(steps, count, -1)
+        noise, self._noises = self._noises[0, :count], self._noises[1:]
+        return noise
+
+    def _stopped_rows(self, tokens: list[int], first: int) -> set[int]:
+        """Of the rows `first` and on, which drew these tokens, those that end with them."""
+        hits: set[int] = set()
+        if not self._stop_ids.isdisjoint(tokens):
+            hits.update(row for row, token in enumerate(tokens, first) if token in self._stop_ids)
+        if self._watch:
+            hits.update(first + at for at, token in enumerate(tokens) if self._watchers[first + at].push(token))
+        return hits
+
+    def _note(self, first: int) -> None:
+        """Writes what was drawn for rows `first` and on, since rows last came or went, into the result buffers."""
+        if self._drawn and len(self._rows) > first:
+            running, steps = self._state[_CELL, first : len(self._rows)], len(self._drawn)
+            cells = (running + torch.arange(-steps, 0, device=running.device)[:, None]).flatten()
+            buffers = [self._ids, self._logprobs, self._raw_logprobs]
+            for number, buffer in enumerate(buffers[:2] if self._raw_logprobs is self._logprobs else buffers):
+                values = [drawn[number][: len(running)] for drawn in self._drawn]
+                buffer.index_copy_(0, cells, torch.cat(values) if steps > 1 else values[0])
+        self._drawn = []
+
+    def _retire(self, stopped: set[int]) -> None:
+        """Notes the results of rows that are done, and closes the gaps with rows from the end."""
+        full = {at for at, row in enumerate(self._rows) if row.last <= self._steps} if self._steps >= self._next_end else set()
+        ended = sorted(stopped | full)
+        before = len(self._rows)
+        left = before - len(ended)
+        for at in ended:
+            row = self._rows[at]
+            self._lengths[row.sample], self._stopped[row.sample] = 1 + self._steps - row.entered, at in stopped
+        movers = iter(sorted(set(range(left, before)) - set(ended)))
         for hole in ended:
-            if hole < self._active:
+            if hole < left:
                 self._move(next(movers), hole)
-        del self._owners[self._active :], self._watchers[self._active :]
+        del self._rows[left:], self._watchers[left:]
 
     def _move(self, row: int, to: int) -> None:
-        self._owners[to] = self._owners[row]
+        self._rows[to] = self._rows[row]
         if self._watch:
             self._watchers[to] = self._watchers[row]
-        self._state[:, to] = self._state[:, row]
-        self._cache.k[:, to] = self._cache.k[:, row]
-        self._cache.v[:, to] = self._cache.v[:, row]
+        self._state[:, to], self._tokens[to] = self._state[:, row], self._tokens[row]
+        if len(self._noises):
+            self._noises[:, to] = self._noises[:, row]
+        self._stepper.move(row, to)
 
     def _measure(self) -> None:
-        """Looks up `_bound` after rows came or went; between, it grows by one a step."""
-        self._bound = int(self._state[_POSITION, : self._active].max()) + 1 if self._active else 0
+        """After rows came or went: what a step needs to know of the running ones."""
+        # Rows in eights, a few idle ones among them: the stepper has met most such numbers before.
+        rows = self._rows
+        count = min(-(-len(rows) // 8) * 8, len(self._tokens))
+        self._tokens, self._positions = self._tokens[:count], self._state[_POSITION, :count]
+        self._bound = self._steps + max(map(attrgetter("offset"), rows), default=0) + 1  # above all their positions
+        self._next_end = min(map(attrgetter("last"), rows), default=0)
 
     def _collect(self, weights_version: int) -> list[Sample]:
         ids, own, raw = (buffer.view(len(self._lengths), self._width) for buffer in (self._ids, self._logprobs, self._raw_logprobs))

@@ -56,7 +56,7 @@ def draw(
     logits: (n, V), any float type; computed with in float32. negative_noise: (n, V) of `Noise.negative_exponential`, None at temperature 0.
     Returns tokens (n,) int64 and two float32 (n,): their log-probability under the sampling distribution, and under softmax(logits).
 
-    The race p / E with E standard exponential is won by token i with probability p_i (the Gumbel-max trick, one logarithm less).
+    The race E / p with E standard exponential is won by token i with probability p_i (the Gumbel-max trick, one logarithm less).
     """
     logits = logits.float()
     if params.temperature == 0:
@@ -67,7 +67,7 @@ def draw(
     plain = params.temperature == 1
     probs = torch.softmax(logits if plain else logits / params.temperature, -1)
     kept = _filter(probs, params) if params.filtered else probs
-    tokens = (kept / negative_noise).min(-1).indices  # faster than argmin
+    tokens = (negative_noise / kept).max(-1).indices  # a token of probability 0 is at -inf; max is faster than min, argmin and argmax
     chosen = tokens.unsqueeze(-1)
     logprobs = kept.gather(-1, chosen).squeeze(-1).log()
     if params.filtered:
