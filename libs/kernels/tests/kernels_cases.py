@@ -203,6 +203,42 @@ def decode(device, dtype, large):
     return errors
 
 
+def decode_step(device, dtype, large):
+    """A new token a row: turned, filed and attended over by one kernel, as by the two in float64."""
+    errors, (rows, heads, kv_heads, dim, page, pages) = {}, (33, 16, 4, 128, 128, 6) if large else (4, 6, 2, 24, 16, 4)
+    lengths = integers(1, page * pages + 1, (rows,), 7, device, torch.int32)
+    lengths[0], lengths[1], lengths[-1] = 1, page + 1, page * pages  # the first token; the first of a page; the last of all
+    k, v, table = caches(rows, page * pages, kv_heads, dim, page, lengths - 1, device, dtype)
+    cos, sin = (rand(page * pages, dim // 2, seed=i, device=device, dtype=torch.float32) for i in (3, 4))
+    qkv = rand(rows, (heads + 2 * kv_heads) * dim, seed=5, device=device, dtype=dtype)
+    bias, at = rand(qkv.shape[1], seed=6, device=device, dtype=dtype), lengths.long() - 1
+    places = table[torch.arange(rows, device=device), at // page].long(), at % page
+    parts = torch.stack([qkv.float() * share for share in (0.5, 0.25, 0.25)])
+    names = {"plain": (qkv, None, None), "parts": (parts, bias, 17), "window": (qkv, bias, page * pages // 2)}
+    for name, (given, added, window) in names.items():
+        options = {"heads": heads, "window": window}
+        truth = [k.double(), v.double()]
+        extra = None if added is None else added.double()
+        exact = kernels.rope_decode_attention(given.double(), cos, sin, lengths, *truth, table, bias=extra, **options)
+        for chunk, counted in ((0, True), (32, True), (32, False)):
+            filed = [k.clone(), v.clone()]
+            counters = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device) if counted else None
+            _runtime.trial["decode_attention"] = {"chunk": chunk, "keys": 16 if not large else 64, "programs": 1}
+            with poisoned():
+                found = kernels.rope_decode_attention(
+                    given, cos, sin, lengths, *filed, table, bias=added, counters=counters, early=counted, **options
+                )
+            _runtime.trial.clear()
+            assert found.dtype == dtype and (counters is None or not counters.any())
+            errors[name] = {"out0": error(found, exact), "new": max(error(a[places], b[places]) for a, b in zip(filed, truth, strict=True))}
+            assert errors[name]["out0"] <= EPSILON[dtype] * (8 if dtype != torch.float32 else 128), (name, chunk, errors)
+            assert errors[name]["new"] <= 2 * EPSILON[dtype], (name, errors)
+            for a, b in zip(filed, (k, v), strict=True):  # nothing else was written
+                a[places] = b[places] = 0
+                assert torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+    return errors
+
+
 def step(device, dtype, large):
     """The products of a decoding step, with what is inside them, and the rotation into a paged cache."""
     errors = {"step products": {"out0": 0.0}, "rope_to_cache": {"out0": 0.0}}
@@ -375,4 +411,5 @@ def strict_attention(device, dtype, large):
     return errors
 
 
-CASES = {f.__name__: f for f in (norm, rope, swiglu, loss, decode, step, step_tall, gemv, sampling, strict_linear, strict_attention)}
+FUNCTIONS = (norm, rope, swiglu, loss, decode, decode_step, step, step_tall, gemv, sampling, strict_linear, strict_attention)
+CASES = {f.__name__: f for f in FUNCTIONS}

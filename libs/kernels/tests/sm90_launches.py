@@ -127,7 +127,10 @@ def step(rows, size, inner, heads, kv_heads):
         _step_linear._gated(x, empty(2 * inner, size))
         _step_linear._sum_rms_norm(_step_linear._split(empty(rows, inner), empty(size, inner)), x, empty(size), 1e-5, None, True)
     table = ints(rows, 16, dtype=torch.int32)
-    _rope_cache._rope_to_cache(qkv, floats(4096, 64), floats(4096, 64), ints(rows), pages, pages, table, None, heads, None, True)
+    tables, lengths = (floats(4096, 64), floats(4096, 64)), ints(rows, dtype=torch.int32)
+    counters = ints(rows * kv_heads, dtype=torch.int32)
+    _rope_cache._rope_to_cache(qkv, *tables, ints(rows), pages, pages, table, None, heads, None, True)
+    _decode_attention._rope_decode(qkv, *tables, lengths, pages, pages, table, heads, None, 0.1, 0, counters, True)
 
 
 def matrices(outputs, size):

@@ -1,6 +1,6 @@
 """The few GPU operations that training and sampling stand on, each with its torch reference. Triton is imported at first GPU use."""
 
-from align.kernels._decode_attention import decode_attention
+from align.kernels._decode_attention import decode_attention, rope_decode_attention
 from align.kernels._gemv import gemv
 from align.kernels._invariant_attention import invariant_attention, invariant_decode
 from align.kernels._invariant_linear import invariant_linear
@@ -29,6 +29,7 @@ __all__ = [
     "residual_vector",
     "rms_norm",
     "rope",
+    "rope_decode_attention",
     "rope_qkv",
     "rope_to_cache",
     "sample",

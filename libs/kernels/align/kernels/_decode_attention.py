@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from align.kernels import _runtime
+from align.kernels import _rope_cache, _runtime
+from align.kernels._rope_cache import check_projection
 from align.kernels._runtime import KernelError, wide
 
 # `keys`: of a tile. `chunk`: keys of a program; 0 cuts each row's keys into equal parts until about `programs` programs run.
@@ -46,13 +47,62 @@ def decode_attention(
         KernelError: the shapes do not belong together.
     """
     _check(q, k_cache, v_cache, lengths, page_table)
-    if window is not None and window < 1:
-        raise KernelError(f"window {window} must be at least 1, or None for all keys")
-    if counters is not None and (counters.dtype != torch.int32 or counters.numel() < q.shape[0] * k_cache.shape[2]):
-        raise KernelError(f"counters {counters.dtype} {tuple(counters.shape)}: expected int32, at least {q.shape[0] * k_cache.shape[2]}")
+    _check_options(window, counters, q.shape[0] * k_cache.shape[2])
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out: Tensor = torch.ops.align.decode_attention(q, k_cache, v_cache, lengths, page_table, scale, window or 0, counters, early)
     return out
+
+
+def rope_decode_attention(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    lengths: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    *,
+    heads: int,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    counters: Tensor | None = None,
+    early: bool = False,
+) -> Tensor:
+    """`rope_to_cache` of a new token a row and `decode_attention` over what is then in the cache, by one kernel.
+
+    In place on k_cache and v_cache. The new token's part is not rounded to the cache's dtype before it is weighed, so the bits may differ
+    from those of the two; what goes to the cache may by one rounding.
+
+    Args:
+        qkv: (B, (H + 2 Hkv) · Dh), contiguous: queries, keys, values; or (parts, B, …) of `split_linear`, to be added. bias: (…,), added.
+        cos, sin: (S, Dh / 2). lengths: (B,), keys of each row with the new one, 1 to S (not checked: that would wait for the GPU).
+        heads: H. early: begin on a GPU while the kernel launched just before this one still runs, which must write nothing but qkv.
+        The others: those of `decode_attention`; no two rows may have one place, but for places nobody reads.
+
+    Returns:
+        (B, H, Dh), in the cache's dtype. Not differentiable.
+
+    Raises:
+        KernelError: the shapes or strides do not belong together.
+    """
+    check_projection(qkv, k_cache, v_cache, page_table, None, len(lengths), heads, bias)
+    dim = k_cache.shape[3]
+    if cos.shape != sin.shape or cos.ndim != 2 or cos.shape[1] * 2 != dim:
+        raise KernelError(f"tables {tuple(cos.shape)} and {tuple(sin.shape)}: expected twice (positions, {dim // 2})")
+    _check_options(window, counters, len(lengths) * k_cache.shape[2])
+    scale = dim**-0.5 if scale is None else scale
+    out: Tensor = torch.ops.align.rope_decode_attention(
+        qkv, cos, sin, lengths, k_cache, v_cache, page_table, heads, bias, scale, window or 0, counters, early
+    )
+    return out
+
+
+def _check_options(window: int | None, counters: Tensor | None, most: int) -> None:
+    if window is not None and window < 1:
+        raise KernelError(f"window {window} must be at least 1, or None for all keys")
+    if counters is not None and (counters.dtype != torch.int32 or counters.numel() < most):
+        raise KernelError(f"counters {counters.dtype} {tuple(counters.shape)}: expected int32, at least {most}")
 
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None) -> None:
@@ -110,14 +160,22 @@ def _decode(
 ) -> Tensor:  # fmt: skip
     if not _runtime.use_kernel(q):
         return reference(q, k_cache, v_cache, lengths, page_table, scale, window)
-    from align.kernels import _decode_kernels
-
     if k_cache.stride(3) != 1 or k_cache.stride() != v_cache.stride():
         raise KernelError(f"caches with strides {k_cache.stride()} and {v_cache.stride()}: they must be alike and end in 1")
-    q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return _launch(q.contiguous(), q.shape[1], k_cache, v_cache, lengths, page_table, scale, window, counters, early)
+
+
+def _launch(
+    q: Tensor, heads: int, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, page_table: Tensor | None, scale: float, window: int,
+    counters: Tensor | None, early: bool, turn: tuple[Tensor, Tensor, Tensor | None] | None = None,
+) -> Tensor:  # fmt: skip
+    """turn: (cos, sin, bias) where q is a whole projection."""
+    from align.kernels import _decode_kernels
+
+    rows, (page, kv_heads, dim) = len(lengths), k_cache.shape[1:]
+    out = k_cache.new_empty(rows, heads, dim)
     if not out.numel():
         return out
-    (rows, heads, dim), (page, kv_heads) = q.shape, k_cache.shape[1:3]
     room, group = page * (1 if page_table is None else page_table.shape[1]), heads // kv_heads
     c = _runtime.config(q, "decode_attention", f"{dim}/{group}/{min(2048, _runtime.power_of_two(rows * kv_heads))}", DECODE)
     chunk = _runtime.cdiv(max(c["chunk"], _runtime.cdiv(room, MAX_SPLITS)), c["keys"]) * c["keys"] if c["chunk"] else 0
@@ -126,6 +184,7 @@ def _decode(
     parts = out if splits == 1 else torch.empty(count, dim, dtype=torch.float32, device=q.device)
     peaks = out if splits == 1 else torch.empty(2, count, dtype=torch.float32, device=q.device)
     table = lengths if page_table is None else page_table.contiguous()
+    cos, sin, bias = (q, q, None) if turn is None else turn
     shape = {
         "D": dim, "DIM": max(16, _runtime.power_of_two(dim)), "KEYS": c["keys"], "SPLITS": splits, "PADDED": _runtime.power_of_two(splits),
         "CHUNK": chunk, "HEADS": heads,
@@ -133,14 +192,36 @@ def _decode(
     with _runtime.on(q):
         _decode_kernels.split[(kv_heads, rows, splits)](
             q, k_cache, v_cache, lengths, table, out, parts, peaks, lengths if counters is None else counters,
-            k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), table.stride(0), scale * 1.4426950408889634, window, count,
+            q if bias is None else bias, cos.contiguous(), sin.contiguous(),
+            k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), table.stride(0), scale * 1.4426950408889634, window, count, rows,
             GROUP=group, GROUP_PADDED=max(16, _runtime.power_of_two(group)), PAGE=page, PAGED=page_table is not None,
             FUSED=counters is not None, WIDE=_runtime.interpreted(), num_warps=c["warps"], num_stages=c["stages"],
-            EARLY=early, **_runtime.early(), **shape,
+            EARLY=early, TURN=turn is not None, PARTS=len(q) if turn is not None and q.ndim == 3 else 0, BIAS=bias is not None,
+            **_runtime.early(), **shape,
         )  # fmt: skip
         if splits > 1 and counters is None:
             _decode_kernels.combine[(rows * heads,)](lengths, parts, peaks, out, window, count, num_warps=1, **shape)
     return out
+
+
+@_runtime.op("rope_decode_attention", mutates=("k_cache", "v_cache", "counters"))
+def _rope_decode(
+    qkv: Tensor, cos: Tensor, sin: Tensor, lengths: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, heads: int,
+    bias: Tensor | None, scale: float, window: int, counters: Tensor | None, early: bool,
+) -> Tensor:  # fmt: skip
+    if not _runtime.use_kernel(k_cache):
+        positions = lengths.long() - 1
+        q = _rope_cache.reference(qkv, cos, sin, positions, k_cache, v_cache, page_table, None, heads, bias)
+        return reference(q, k_cache, v_cache, lengths, page_table, scale, window)
+    return _launch(qkv, heads, k_cache, v_cache, lengths, page_table, scale, window, counters, early, (cos, sin, bias))
+
+
+@_runtime.fake("rope_decode_attention")
+def _(
+    qkv: Tensor, cos: Tensor, sin: Tensor, lengths: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, heads: int,
+    bias: Tensor | None, scale: float, window: int, counters: Tensor | None, early: bool,
+) -> Tensor:  # fmt: skip
+    return k_cache.new_empty(len(lengths), heads, k_cache.shape[3])
 
 
 @_runtime.fake("decode_attention")

@@ -60,14 +60,31 @@ def _fetch(at):
     tl.inline_asm_elementwise("{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit(do_not_specialize=["window", "count"])
+@triton.jit
+def _projected(qkv, bias, at, inside, start, stride, PARTS: tl.constexpr, BIAS: tl.constexpr, dtype: tl.constexpr):
+    """What a projection gave in lanes `at` of the row that begins at `start`, rounded to dtype. PARTS above 0: in so many parts in fp32,
+    `stride` apart, to be added."""
+    x = tl.load(qkv + start + at, mask=inside, other=0.0)
+    if PARTS > 0:
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(qkv + start + part * stride + at, mask=inside, other=0.0)
+    if BIAS:
+        x = x.to(tl.float32) + tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    return x.to(dtype)
+
+
+@triton.jit(do_not_specialize=["window", "count", "rows"])
 def split(
-    q, keys, values, lengths, table, out, parts, peaks, counters, page_stride, slot_stride, head_stride, table_stride, scale, window, count,
+    q, keys, values, lengths, table, out, parts, peaks, counters, bias, cos, sin,
+    page_stride, slot_stride, head_stride, table_stride, scale, window, count, rows,
     HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, PAGED: tl.constexpr, FUSED: tl.constexpr,
-    WIDE: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr, TURN: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """One (key head, row, part of its keys) a program; all query heads of the key head at once. `scale` includes log2(e).
+
+    TURN: `q` is the joint projection of queries, keys and values, of which this kernel turns its queries and the new key, files key and
+    value as the row's last, and begins with them from registers.
 
     A row of one part is written at once. Of several parts, the program that ends last joins them (FUSED: `counters` count, and are 0 again
     afterwards), or `combine` does; in the order of the parts either way. PDL: started while the kernel before still runs, see
@@ -83,6 +100,14 @@ def split(
     lane = tl.arange(0, DIM)
     low = first + part * share
     high = tl.minimum(end, low + share)
+    if TURN:  # the row of the tables for its last position; the lower half of a head is turned with minus the sine
+        HALF: tl.constexpr = D // 2
+        lower = lane < HALF
+        partner = tl.where(lower, lane + HALF, lane - HALF)
+        angle = (end - 1).to(tl.int64) * HALF + tl.where(lower, lane, lane - HALF)
+        c = tl.load(cos + angle, mask=lane < D, other=0.0).to(tl.float32)
+        s = tl.load(sin + angle, mask=lane < D, other=0.0).to(tl.float32)
+        s = tl.where(lower, -s, s)
     if PDL and EARLY:
         if PAGED and PAGE % KEYS == 0 and part < number:  # the first tile of keys and values can already travel to the cache
             page = tl.load(table + row * table_stride + low // PAGE).to(tl.int64)
@@ -99,10 +124,39 @@ def split(
         member = tl.arange(0, GROUP_PADDED)
         own = (member < GROUP)[:, None] & (lane < D)[None, :]
         query = (row * HEADS + head * GROUP + member)[:, None] * D + lane[None, :]
-        x = tl.load(q + query, mask=own, other=0.0)
         total = tl.zeros((GROUP_PADDED, DIM), tl.float32)
         peak = tl.full((GROUP_PADDED,), LOWEST, tl.float32)
         weight = tl.zeros((GROUP_PADDED,), tl.float32)
+        if TURN:
+            dtype: tl.constexpr = keys.dtype.element_ty
+            KV_HEADS: tl.constexpr = HEADS // GROUP
+            WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
+            from_row, stride = row.to(tl.int64) * WIDTH, rows.to(tl.int64) * WIDTH
+            group = ((head * GROUP + member) * D)[:, None]
+            straight = _projected(q, bias, group + lane[None, :], own, from_row, stride, PARTS, BIAS, dtype).to(tl.float32)
+            across = _projected(q, bias, group + partner[None, :], own, from_row, stride, PARTS, BIAS, dtype).to(tl.float32)
+            x = (straight * c[None, :] + across * s[None, :]).to(dtype)
+            last = part == number - 1
+            inside_lane = lane < D
+            key = (HEADS + head) * D
+            straight_k = _projected(q, bias, key + lane, inside_lane, from_row, stride, PARTS, BIAS, dtype).to(tl.float32)
+            across_k = _projected(q, bias, key + partner, inside_lane, from_row, stride, PARTS, BIAS, dtype).to(tl.float32)
+            new_k = (straight_k * c + across_k * s).to(dtype)
+            new_v = _projected(q, bias, key + KV_HEADS * D + lane, inside_lane, from_row, stride, PARTS, BIAS, dtype)
+            if PAGED:
+                slot = tl.load(table + row * table_stride + (end - 1) // PAGE).to(tl.int64) * page_stride
+            else:
+                slot = row.to(tl.int64) * page_stride
+            slot += ((end - 1) % PAGE).to(tl.int64) * slot_stride + head * head_stride
+            tl.store(keys + slot + lane, new_k, mask=inside_lane & last)
+            tl.store(values + slot + lane, new_v, mask=inside_lane & last)
+            # A softmax over the new key alone, for the loop to go on from; nothing that was just written is read.
+            peak = tl.where(last, tl.sum(x.to(tl.float32) * new_k.to(tl.float32)[None, :], 1) * scale, peak)
+            weight = tl.where(last, 1.0, weight)
+            total = tl.where(last, new_v.to(tl.float32)[None, :], total)
+            high = tl.minimum(high, end - 1)
+        else:
+            x = tl.load(q + query, mask=own, other=0.0)
         for start in range(low, high, KEYS):
             at = start + tl.arange(0, KEYS)
             inside = (at >= begin) & (at < high)

@@ -43,6 +43,18 @@ def rope_to_cache(
     Raises:
         KernelError: the shapes or strides do not belong together.
     """
+    q, k = check_projection(qkv, k_cache, v_cache, page_table, rows, len(positions), heads, bias)
+    _check(q, k, cos, sin, positions)
+    if rows is not None and rows.shape != positions.shape:
+        raise KernelError(f"rows {tuple(rows.shape)}: expected one a token, {tuple(positions.shape)}")
+    turned: Tensor = torch.ops.align.rope_to_cache(qkv, cos, sin, positions, k_cache, v_cache, page_table, rows, heads, bias, early)
+    return turned
+
+
+def check_projection(
+    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, rows: Tensor | None, tokens: int, heads: int, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Raises KernelError unless the shapes and strides belong together; views of q and k in it (of its first part)."""
     if k_cache.ndim != 4 or k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
         raise KernelError(
             f"caches {tuple(k_cache.shape)} and {tuple(v_cache.shape)} with strides {k_cache.stride()} and {v_cache.stride()}: expected "
@@ -53,15 +65,14 @@ def rope_to_cache(
         raise KernelError(
             f"qkv {tuple(qkv.shape)}: expected contiguous (N, {(heads + 2 * kv_heads) * dim}) for {heads} + 2 * {kv_heads} heads"
         )
-    q, k, _ = _cut(qkv if qkv.ndim == 2 else qkv[0], heads, kv_heads, dim)
-    _check(q, k, cos, sin, positions)
-    tokens = len(positions)
-    if page_table.ndim != 2 or (rows is None and page_table.shape[0] < tokens) or (rows is not None and rows.shape != positions.shape):
+    if heads % kv_heads or qkv.shape[-2] != tokens:
+        raise KernelError(f"{heads} query heads for {kv_heads} of keys, {qkv.shape[-2]} rows of qkv for {tokens} tokens")
+    if page_table.ndim != 2 or (rows is None and page_table.shape[0] < tokens):
         raise KernelError(f"page_table {tuple(page_table.shape)} for {tokens} tokens: a row each, or `rows`, one a token")
     if bias is not None and bias.shape != qkv.shape[-1:]:
         raise KernelError(f"bias {tuple(bias.shape)}: expected ({qkv.shape[-1]},)")
-    turned: Tensor = torch.ops.align.rope_to_cache(qkv, cos, sin, positions, k_cache, v_cache, page_table, rows, heads, bias, early)
-    return turned
+    q, k, _ = _cut(qkv if qkv.ndim == 2 else qkv[0], heads, kv_heads, dim)
+    return q, k
 
 
 def reference(
