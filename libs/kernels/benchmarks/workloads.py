@@ -371,15 +371,14 @@ def strict_tuning() -> Iterator[tuple[str, str, list[dict[str, int]], Callable[[
     yield "invariant_attention", str(DIM), configs, lambda: [attention_case(MODELS["7.25B"])]
 
 
-def some_tuning() -> Iterator[tuple[str, str, list[dict[str, int]], Callable[[], Functions]]]:
+def some_tuning(outputs: int, size: int) -> Iterator[tuple[str, str, list[dict[str, int]], Callable[[], Functions]]]:
     """Strict products of a decoding step of 256 rows."""
     shapes = ((64, 128, 64, 4, 4), (64, 128, 128, 4, 3), (64, 256, 64, 8, 4), (128, 64, 64, 4, 5), (128, 64, 128, 8, 4))
     shapes += ((128, 128, 64, 8, 4), (128, 128, 128, 8, 3), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (64, 64, 128, 4, 4))
     shapes += ((128, 32, 128, 4, 4), (256, 64, 64, 8, 4), (256, 128, 64, 8, 3), (128, 64, 64, 8, 5))
-    for outputs, size in matrices():
-        configs = [{**c, "group": 4} for c in listed("m n k warps stages", *shapes)]
-        make = functools.partial(gemv_case, kernels.invariant_linear, 256, outputs, size)
-        yield "invariant_linear_some", f"{outputs}x{size}", configs, make
+    configs = [{**c, "group": 4} for c in listed("m n k warps stages", *shapes)]
+    make = functools.partial(gemv_case, kernels.invariant_linear, 256, outputs, size)
+    yield "invariant_linear_some", f"{outputs}x{size}", configs, make
 
 
 def many_rows(outputs: int, size: int) -> Functions:
@@ -407,5 +406,6 @@ FEW |= {("gemv_one", shape) for shape in ("4096x14336", "4096x4096", "28672x4096
 
 TUNING = {
     "norm": norm_tuning, "row": row_tuning, "vocabulary": vocabulary_tuning, "decode": decode_tuning, "gemv": gemv_tuning,
-    "strict": strict_tuning, "some": some_tuning,
+    "strict": strict_tuning,
 }  # fmt: skip
+TUNING |= {f"some-{outputs}x{size}": functools.partial(some_tuning, outputs, size) for outputs, size in matrices()}
