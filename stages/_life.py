@@ -1,7 +1,7 @@
 """Signs of life in long phases: what works shows it, and a run that hangs is seen to (`RunDir.alive`)."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from typing import Any, Protocol, TypeVar
 
 from torch import nn
@@ -32,11 +32,16 @@ def show_forwards(alive: Callable[[], None], *models: nn.Module) -> None:
         model.register_forward_hook(lambda *_: alive())
 
 
-def awaited(call: Callable[[], T], alive: Callable[[], None]) -> T:
-    """What `call` gives, with a sign of life every 10 s: for a judge in other processes, who has limits of his own."""
-    with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(call)
-        while not wait([future], timeout=WAIT_S).done:
-            alive()
+def awaited(call: Callable[[], T], alive: Callable[[], None], thread: Executor | None = None) -> T:
+    """What `call` gives, with a sign of life every 10 s: for a judge in other processes, who has limits of his own.
+
+    thread: of one worker, kept between calls that are short, since a new one costs milliseconds.
+    """
+    if thread is None:
+        with ThreadPoolExecutor(1) as own:
+            return awaited(call, alive, own)
+    future = thread.submit(call)
+    while not wait([future], timeout=WAIT_S).done:
+        alive()
     alive()
     return future.result()

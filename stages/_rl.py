@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -148,12 +149,13 @@ class Awaited:
     """A reward (`align.rl.Reward`) that shows life while it judges."""
 
     def __init__(self, reward: Reward, alive: Callable[[], None]) -> None:
-        self._reward, self._alive = reward, alive
+        self._reward, self._alive, self._thread = reward, alive, ThreadPoolExecutor(1)
 
     def score(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> list[Scored]:
-        return awaited(lambda: self._reward.score(rows, completions), self._alive)
+        return awaited(lambda: self._reward.score(rows, completions), self._alive, self._thread)
 
     def close(self) -> None:
+        self._thread.shutdown()
         self._reward.close()
 
 
@@ -180,8 +182,8 @@ def reference_of(config: Any, loaded: Loaded, model: Decoder) -> Callable[[], Ab
     return frozen(reference)
 
 
-def preflight(config: Any, loaded: Loaded, *, length: int, rows: int, trained_share: float) -> Projection:
-    """Memory of the training part: `rows` of at most `length` tokens in a forward."""
+def preflight(config: Any, loaded: Loaded, *, length: int, rows: int, trained_share: float, forward_impl: str | None = None) -> Projection:
+    """Memory of the training part: `rows` of at most `length` tokens in a forward. forward_impl: where it is not the configuration's."""
     shape = {**run_shape(config), "micro_batch": rows, **sampler_shape(config, length)}
     return project_run(
         loaded.config,
@@ -189,7 +191,7 @@ def preflight(config: Any, loaded: Loaded, *, length: int, rows: int, trained_sh
         weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
         length=length,
         trained_share=trained_share,
-        forward_impl=forward_of(getattr(config, "forward_impl", None)),
+        forward_impl=forward_of(forward_impl or getattr(config, "forward_impl", None)),
         **shape,
     )
 

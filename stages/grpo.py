@@ -22,6 +22,7 @@ from _rl import (
 )
 
 from align.config import ConfigError, Invocation
+from align.model import pick_forward_impl
 from align.rl import (
     CollapseTripwire,
     GroupCredit,
@@ -49,7 +50,9 @@ class GrpoConfig(TrainerConfig):
     reward: Annotated[str, "verify, lean (rows of lean:FILE), or path/file.py:function, called with prompt, completion and row"] = "verify"
     advantages: Annotated[Literal["group", "none"], "divide by the group's standard deviation (GRPO), or not (Dr.GRPO)"] = "group"
     forward_impl: Annotated[
-        str | None, "sdpa_causal pads rows, cpu_per_document and varlen do not; invariant: strict sampling; none: sdpa_causal"
+        str | None,
+        "sdpa_causal pads rows, cpu_per_document and varlen do not; invariant: strict sampling; none: cpu_per_document on the CPU, "
+        "sdpa_causal on a GPU",
     ] = None
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     vllm: ExternalSection = field(default_factory=ExternalSection)
@@ -81,6 +84,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
 
     # Load: prompts whose answers the verifier can read.
     loaded = load_start(call, "grpo")
+    forward_impl = config.forward_impl or pick_forward_impl(packed=loaded.device.type == "cpu")
     kept = asked(config.data, loaded, max_new_tokens=config.rollout.max_new_tokens, verifier=config.reward == "verify")
     longest = max(len(ids) for _, ids in kept) + config.rollout.max_new_tokens
 
@@ -92,6 +96,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
         length=longest,
         rows=config.train.micro_batch,
         trained_share=share,
+        forward_impl=forward_impl,
     )
     if call.dry_run:
         groups = config.train.global_batch // config.rollout.group
@@ -104,23 +109,23 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
     model = build_model(config.model, loaded.directory, loaded.config, config.seed, loaded.device)
     module = GrpoModule(
         model, config.policy, temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens,
-        forward_impl=config.forward_impl,
+        forward_impl=forward_impl,
     )  # fmt: skip
     module.parts["tripwire"] = tripwire = CollapseTripwire(config.tripwire)
     scorer = Scorer(
         micro_batch=config.train.micro_batch, pad_id=loaded.pad_id, temperature=config.rollout.temperature,
-        forward_impl=config.forward_impl, done=reshard,
+        forward_impl=forward_impl, done=reshard,
     )  # fmt: skip
     credit = GroupCredit(
         model, config.policy, scorer, scale=config.advantages, group=config.rollout.group, inner_steps=config.rollout.inner_steps,
         reference=reference_of(config, loaded, model) if config.policy.kl else None,
     )  # fmt: skip
-    reward, ranks = make_reward(config.reward, locate=find), loaded.ranks
+    reward, ranks = Awaited(make_reward(config.reward, locate=find), loaded.alive), loaded.ranks
     try:
         source = RolloutSource(
             [row for row, _ in kept], [ids for _, ids in kept], config=config.rollout,
             sampler=sampler_of(config, loaded, model),
-            tokenizer=loaded.tokenizer, reward=Awaited(reward, loaded.alive), credit=credit,
+            tokenizer=loaded.tokenizer, reward=reward, credit=credit,
             global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, alive=loaded.alive, seed=config.seed,
             per_answer=module.per_answer, rank=ranks.rank, world=ranks.world, gather=ranks.gather,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from align.model._errors import ModelError
 # sdpa_causal: each row of the batch is one document, padded on the right.
 # cpu_per_document: packed rows; each document is attended to alone. Any device, meant for the CPU.
 # sdpa_cached: keys and values from a KVCache.
-_PADDING_LIMIT = 2.5  # padded tokens for each real one, up to which packed documents are attended to in one call
+_ALIKE = 1.25  # packed documents are attended to together if none is longer than the shortest by more than this factor
 # varlen: packed rows on a GPU in bf16 or fp16, torch.nn.attention.varlen; nothing waits for the device.
 # invariant: for strict sampling; packed or not, a token's result is the same bits whatever else is in the batch (half precision, a GPU).
 FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached", "varlen", "invariant")
@@ -42,6 +42,7 @@ class Context:
     slots: Tensor | None = None  # (B * T,) rows of the flattened cache to write; None: the first T of every row
     bound: int = 0  # keys 0 .. bound - 1 of the cache are looked at
     masks: dict[Any, Tensor] = field(default_factory=dict)  # window -> mask, built once
+    groups: list[tuple[int, int]] = field(default_factory=list)  # packed documents of like length: how many, and the longest
     ends: Tensor | None = None  # varlen, invariant: (S + 1,) int32 on the device
     longest: int = 0  # varlen, invariant: no document is longer
     kernel: Callable[..., Any] | None = None  # varlen: torch's
@@ -106,27 +107,39 @@ def _varlen_context(ends: Tensor, longest: int) -> Context:
 
 
 def _per_document(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:
-    batch, length = q.shape[:2]
-    longest = max(b - a for a, b in context.spans)
-    if len(context.spans) * longest <= _PADDING_LIMIT * batch * length:
-        return _documents_as_rows(q, k, v, context, window, longest)
-    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    outs = [_causal(q[None, a:b], k[None, a:b], v[None, a:b], window, context)[0] for a, b in context.spans]
-    return torch.cat(outs).view(batch, length, -1)
-
-
-def _documents_as_rows(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None, longest: int) -> Tensor:
-    """All documents in one call, each in a row of its own, padded: for short documents several times as fast as one call apiece."""
+    """Documents of like length in one call, each in a row of its own, padded: for short documents several times as fast as a call apiece,
+    and little is computed for padding, whose share would otherwise grow with the square of the length."""
     (batch, length, heads, dim), kv_heads = q.shape, k.shape[2]
-    if "rows" not in context.masks:
-        starts, ends = torch.tensor(context.spans, device=q.device).unbind(1)
-        inside = torch.arange(longest, device=q.device) < (ends - starts)[:, None]
-        context.masks["rows"] = inside.flatten().nonzero()[:, 0]  # (B * T,), where each token stands among the rows
-    places, documents = context.masks["rows"], len(context.spans)
+    if "places" not in context.masks:
+        context.groups, context.masks["places"] = _groups(context.spans, q.device)
+    places = context.masks["places"]
     joined = torch.cat((q, k, v), 2).view(batch * length, -1)
-    rows = joined.new_zeros(documents * longest, joined.shape[1]).index_copy(0, places, joined)
-    q, k, v = rows.view(documents, longest, -1, dim).split_with_sizes((heads, kv_heads, kv_heads), 2)
-    return _causal(q, k, v, window, context).flatten(0, 1).index_select(0, places).view(batch, length, -1)
+    rows = joined.new_zeros(sum(count * longest for count, longest in context.groups), joined.shape[1]).index_copy(0, places, joined)
+    outs = []
+    for part, (count, longest) in zip(rows.split([a * b for a, b in context.groups]), context.groups, strict=True):
+        of_part = part.view(count, longest, -1, dim).split_with_sizes((heads, kv_heads, kv_heads), 2)
+        outs.append(_causal(*of_part, window, context).flatten(0, 1))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out.index_select(0, places).view(batch, length, -1)
+
+
+def _groups(spans: tuple[tuple[int, int], ...], device: torch.device) -> tuple[list[tuple[int, int]], Tensor]:
+    """(documents, length of the longest) of each group, and where each token (B * T,) stands when all groups' padded rows follow."""
+    by_length = sorted(range(len(spans)), key=lambda number: spans[number][1] - spans[number][0])
+    starts, groups, begun, room = [0] * len(spans), [], 0, 0
+    for at, number in enumerate(by_length, 1):
+        length = spans[number][1] - spans[number][0]
+        following = spans[by_length[at]] if at < len(by_length) else None
+        shortest = spans[by_length[begun]]
+        if following is None or following[1] - following[0] > _ALIKE * (shortest[1] - shortest[0]):
+            for member in by_length[begun:at]:
+                starts[member], room = room, room + length
+            groups.append((at - begun, length))
+            begun = at
+    lengths = torch.tensor([b - a for a, b in spans])
+    first = torch.tensor(starts).repeat_interleave(lengths)
+    within = torch.arange(len(first)) - torch.tensor([a for a, _ in spans]).repeat_interleave(lengths)
+    return groups, (first + within).to(device)
 
 
 def _cached(q: Tensor, k: Tensor, v: Tensor, context: Context, cache: KVCache, layer: int, window: int | None) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from align.model import FORWARD_IMPLS, Decoder, pick_forward_impl
 from align.objectives import sequence_logprobs
 from align.rl._errors import RlError
-from align.rl._rollouts import Rollout, answer_mask, as_batch
+from align.rl._rollouts import Rollout, answer_mask, as_batch, fed
 
 WITHOUT_PADDING = ("cpu_per_document", "varlen", "invariant")  # these are given the real tokens of all rows, one row after another
 
@@ -111,10 +111,16 @@ class Scorer:
         out: list[list[float]] = []
         device = next(model.parameters()).device
         for start in range(0, len(rollouts), self._micro_batch):
-            part = rollouts[start : start + self._micro_batch]
-            batch = to_tensors(as_batch(part, pad_id=self._pad_id), device)
-            mask = answer_mask(part, batch["input_ids"].shape[1]).to(device)
-            out += per_answer(told(batch, mask), mask)
+            whole = rollouts[start : start + self._micro_batch]
+            trained = fed(whole)  # these together, as the trainer will
+            found: dict[int, list[float]] = {}
+            for places in (trained, [at for at in range(len(whole)) if at not in set(trained)]):
+                part = [whole[at] for at in places]
+                if part:
+                    batch = to_tensors(as_batch(part, pad_id=self._pad_id), device)
+                    mask = answer_mask(part, batch["input_ids"].shape[1]).to(device)
+                    found.update(zip(places, per_answer(told(batch, mask), mask), strict=True))
+            out += [found[at] for at in range(len(whole))]
         self._done(model)
         return out
 

@@ -36,9 +36,12 @@ class VerifyReward:
 
     def score(self, rows: Sequence[Mapping[str, Any]], completions: Sequence[str]) -> list[Scored]:
         """Raises RewardError: a row whose gold answer can't be read. It is never a reward; leave such rows out (`readable`)."""
-        found = []
+        found, verdicts = [], {}
         for row, completion in zip(rows, completions, strict=True):
-            verdict = grade(row["answer"], completion, mode="marked")
+            asked = (row["answer"], completion)
+            if asked not in verdicts:  # a group often says the same twice
+                verdicts[asked] = grade(*asked, mode="marked")
+            verdict = verdicts[asked]
             if verdict.correct is None:
                 raise RewardError(
                     f"{_place(row)}: the gold answer {row['answer']!r:.60} can't be read ({verdict.reason}); leave the row out"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -32,31 +33,30 @@ def as_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, Tensor]:
 
     Position t predicts targets[t]; a number of sampled token i stands where that token is the target.
     """
-    width = max(len(each.prompt_ids) + len(each.ids) for each in rollouts) - 1
-    shape = (len(rollouts), width)
-    names = list(rollouts[0].per_token)
-    batch: dict[str, Tensor] = {
-        "input_ids": torch.full(shape, pad_id),
-        "targets": torch.zeros(shape, dtype=torch.int64),
-        "loss_mask": torch.zeros(shape, dtype=torch.bool),
-        "lengths": torch.tensor([len(each.prompt_ids) + len(each.ids) - 1 for each in rollouts]),
-        **{name: torch.zeros(shape) for name in ("sampler_logprobs", *names)},
+    lengths = torch.tensor([len(each.prompt_ids) + len(each.ids) - 1 for each in rollouts])
+    width = int(lengths.max())
+    real, answers = torch.arange(width) < lengths[:, None], answer_mask(rollouts, width)
+    whole = [[*each.prompt_ids, *each.ids] for each in rollouts]
+
+    def placed(lists: Iterable[Sequence[float]], mask: Tensor, empty: Tensor) -> Tensor:
+        return empty.masked_scatter(mask, torch.tensor([*chain.from_iterable(lists)], dtype=empty.dtype))
+
+    return {
+        "input_ids": placed((ids[:-1] for ids in whole), real, torch.full(real.shape, pad_id)),
+        "targets": placed((ids[1:] for ids in whole), real, torch.zeros(real.shape, dtype=torch.int64)),
+        "loss_mask": answers & torch.tensor([each.trained for each in rollouts])[:, None],
+        "lengths": lengths,
+        "sampler_logprobs": placed((each.logprobs for each in rollouts), answers, torch.zeros(real.shape)),
+        **{name: placed((each.per_token[name] for each in rollouts), answers, torch.zeros(real.shape)) for name in rollouts[0].per_token},
     }
-    for row, each in enumerate(rollouts):
-        whole = [*each.prompt_ids, *each.ids]
-        answer = slice(len(each.prompt_ids) - 1, len(whole) - 1)
-        batch["input_ids"][row, : len(whole) - 1] = torch.tensor(whole[:-1])
-        batch["targets"][row, : len(whole) - 1] = torch.tensor(whole[1:])
-        batch["loss_mask"][row, answer] = each.trained
-        batch["sampler_logprobs"][row, answer] = torch.tensor(each.logprobs)
-        for name in names:
-            batch[name][row, answer] = torch.tensor(each.per_token[name])
-    return batch
+
+
+def fed(rollouts: Sequence[Rollout]) -> list[int]:
+    """Which answers of a micro-batch the trainer is given: those that are trained, and one at least, so that every rank runs its model."""
+    return [at for at, each in enumerate(rollouts) if each.trained] or [0]
 
 
 def answer_mask(rollouts: Sequence[Rollout], width: int) -> Tensor:
     """(B, width) bool: where the sampled tokens of `as_batch` are targets, trained or not."""
-    mask = torch.zeros(len(rollouts), width, dtype=torch.bool)
-    for row, each in enumerate(rollouts):
-        mask[row, len(each.prompt_ids) - 1 : len(each.prompt_ids) + len(each.ids) - 1] = True
-    return mask
+    at, begin = torch.arange(width), torch.tensor([len(each.prompt_ids) - 1 for each in rollouts])[:, None]
+    return (at >= begin) & (at < begin + torch.tensor([len(each.ids) for each in rollouts])[:, None])

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 from align.data import Cursor
 from align.rl._errors import RlError
 from align.rl._rewards import Reward
-from align.rl._rollouts import Rollout, as_batch
+from align.rl._rollouts import Rollout, as_batch, fed
 from align.rollout import Sampler
 from align.tokenizer import Tokenizer
 
@@ -68,7 +68,7 @@ class RlStep:
 
     micro_batches: list[dict[str, Any]]
     trained_tokens: int  # units of the loss: tokens, or answers
-    tokens: int  # prompt and answer tokens that are fed to the trainer
+    tokens: int  # of prompts and answers, those that are not trained included
     epoch: float
 
 
@@ -152,6 +152,7 @@ class RolloutSource:
         self._inner_left -= 1
         self._steps += 1
         parts = [self._kept[at : at + self._micro_batch] for at in range(0, len(self._kept), self._micro_batch)]
+        parts = [[part[at] for at in fed(part)] for part in parts]
         pad_id = self._tokenizer.pad_id or 0
         batches = [{**as_batch(part, pad_id=pad_id), "units": self._units} for part in parts] if self._units else []
         step = RlStep(batches, self._units, self._tokens, self._cursor.progress)
@@ -243,7 +244,10 @@ class RolloutSource:
                     "it did not take the new ones"
                 )
         rows = [indices[at] for at in mine for _ in range(config.group)]
-        texts = [self._tokenizer.decode(sample.ids, skip_special=True) for sample in found]
+        distinct = {tuple(sample.ids): "" for sample in found}  # a group often says the same twice
+        for ids in distinct:
+            distinct[ids] = self._tokenizer.decode(ids, skip_special=True)
+        texts = [distinct[tuple(sample.ids)] for sample in found]
         scored = self._reward.score([self._rows[row] for row in rows], texts)
         made: dict[int, list[Rollout]] = {}
         for place, (row, sample, text, score) in enumerate(zip(rows, found, texts, scored, strict=True)):
