@@ -89,6 +89,36 @@ def test_packed_gradient_is_the_sum_of_the_documents_gradients():
     assert distance(packed, gradient(rows)) <= 1e-5 * float(packed.abs().max())
 
 
+@pytest.mark.parametrize("name", ["qwen3", WINDOWED])
+def test_a_beginning_that_sequences_share_is_computed_once(name):
+    """Three answers to the first 9 tokens and one of its own: hidden states and gradients are those of whole rows."""
+    model, ids = build(name), input_ids(name).flatten()
+    prompt, answers = list(range(9)), [list(range(9, 30)), list(range(30, 32)), list(range(32, 50))]
+    sequences = [*(prompt + answer for answer in answers), list(range(50, 61))]
+    paths = torch.full((4, 32), -1)
+    for row, sequence in enumerate(sequences):
+        paths[row, : len(sequence)] = torch.tensor(sequence)
+    positions = torch.empty(61, dtype=torch.int64)
+    for sequence in sequences:
+        positions[sequence] = torch.arange(len(sequence))
+
+    def told(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        model.zero_grad()
+        (hidden * torch.linspace(-1, 1, hidden.shape[0])[:, None]).sum().backward()
+        return hidden.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+    shared, gradient = told(model(ids[None, :61], position_ids=positions[None], paths=paths)[0, paths[paths >= 0]])
+    rows, wanted = told(torch.cat([model(ids[None, sequence])[0] for sequence in sequences]))
+    assert distance(shared, rows) <= 1e-5
+    assert distance(gradient, wanted) <= 1e-5 * float(wanted.abs().max())
+    with pytest.raises(ModelError, match="through each of the 61 tokens"):
+        model(ids[None, :61], position_ids=positions[None], paths=paths[:3])
+    with pytest.raises(ModelError, match="without position_ids"):
+        model(ids[None, :61], paths=paths)
+    with pytest.raises(ModelError, match="without cu_seqlens and cache"):
+        model(ids[None, :61], position_ids=positions[None], paths=paths, forward_impl="sdpa_causal")
+
+
 @given(st.data())
 @settings(max_examples=20)
 def test_a_cache_in_any_pieces_equals_one_forward(data):
@@ -334,6 +364,6 @@ def test_varlen_asks_torch_for_the_same_attention(monkeypatch, window, newer):
     q, k, v = (torch.randn(2, 8, heads, 4, generator=generator) for heads in (4, 2, 2))
     ends = torch.tensor([0, 5, 8, 16, 16], dtype=torch.int32)
     packed = _attention._varlen_context(ends, 8)
-    expected = _attention.Context("cpu_per_document", spans=((0, 5), (5, 8), (8, 16)))
+    expected = _attention._packed_context(((0, 5), (5, 8), (8, 16)), torch.device("cpu"))
     ours, theirs = (_attention.attend(q, k, v, context, 0, window) for context in (packed, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -7,7 +7,8 @@ import torch
 from rl_cases import small_model
 
 from align.rl import GroupCredit, PolicyConfig, PolicyObjective, RlError, Rollout, Scorer, as_batch, check_policy
-from align.rl._forward import to_tensors
+from align.rl._forward import per_answer, row_logprobs, to_tensors
+from align.rl._rollouts import fed
 from align.rollout import NativeSampler
 
 CPU = torch.device("cpu")
@@ -52,6 +53,24 @@ def test_log_probabilities_are_the_sampler_s_at_its_temperature(temperature, for
     for each, values, plain in zip(rollouts, found, plain_logprobs(model, rollouts, temperature), strict=True):
         assert values == pytest.approx(each.logprobs, abs=1e-5)
         assert values == pytest.approx(plain.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])
+def test_answers_that_are_not_trained_are_scored_and_not_fed(forward_impl):
+    """The numbers of trained answers are to the bit those of the trainer's forward, which sees no others; the ratio is 1."""
+    model = small_model(1, layers=2)
+    rollouts = sampled(model)
+    for at in (0, 4):
+        rollouts[at].trained = False
+    found = Scorer(micro_batch=6, pad_id=0, forward_impl=forward_impl).logprobs(model, rollouts)
+    for values, plain in zip(found, plain_logprobs(model, rollouts, 1.0), strict=True):
+        assert values == pytest.approx(plain.tolist(), abs=1e-5)
+    batch = to_tensors(as_batch([rollouts[at] for at in fed(rollouts)], pad_id=0), CPU)
+    trainer = row_logprobs(model, batch, batch["loss_mask"], forward_impl=forward_impl or "sdpa_causal")
+    assert [values for at, values in enumerate(found) if at not in (0, 4)] == per_answer(trainer, batch["loss_mask"])
+    for each in rollouts:
+        each.trained = False
+    assert fed(rollouts) == [0]
 
 
 @pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])

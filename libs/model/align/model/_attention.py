@@ -35,16 +35,17 @@ class Context:
     """What all layers of one forward share."""
 
     impl: str
-    spans: tuple[tuple[int, int], ...] = ()  # documents over the flattened batch, for packed rows
     cache: KVCache | None = None
     positions: Tensor | None = None  # (B or 1, T), for a cache
     fresh: bool = False  # the cache is empty and every row starts at 0
     slots: Tensor | None = None  # (B * T,) rows of the flattened cache to write; None: the first T of every row
     bound: int = 0  # keys 0 .. bound - 1 of the cache are looked at
     masks: dict[Any, Tensor] = field(default_factory=dict)  # window -> mask, built once
-    groups: list[tuple[int, int]] = field(default_factory=list)  # packed documents of like length: how many, and the longest
+    groups: list[tuple[int, int]] = field(default_factory=list)  # cpu_per_document: how many of like length, and the longest
+    members: Tensor | None = None  # (all groups' padded rows,) the token of each place
+    places: Tensor | None = None  # (B * T,) a place of each token
     ends: Tensor | None = None  # varlen, invariant: (S + 1,) int32 on the device
-    longest: int = 0  # varlen, invariant: no document is longer
+    longest: int = 0  # packed: no document is longer
     kernel: Callable[..., Any] | None = None  # varlen: torch's
     says_gqa: bool = False  # varlen: whether it wants to be told of fewer key heads
 
@@ -110,36 +111,57 @@ def _per_document(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int
     """Documents of like length in one call, each in a row of its own, padded: for short documents several times as fast as a call apiece,
     and little is computed for padding, whose share would otherwise grow with the square of the length."""
     (batch, length, heads, dim), kv_heads = q.shape, k.shape[2]
-    if "places" not in context.masks:
-        context.groups, context.masks["places"] = _groups(context.spans, q.device)
-    places = context.masks["places"]
-    joined = torch.cat((q, k, v), 2).view(batch * length, -1)
-    rows = joined.new_zeros(sum(count * longest for count, longest in context.groups), joined.shape[1]).index_copy(0, places, joined)
+    assert context.members is not None and context.places is not None
+    rows = torch.cat((q, k, v), 2).view(batch * length, -1).index_select(0, context.members)
     outs = []
     for part, (count, longest) in zip(rows.split([a * b for a, b in context.groups]), context.groups, strict=True):
         of_part = part.view(count, longest, -1, dim).split_with_sizes((heads, kv_heads, kv_heads), 2)
         outs.append(_causal(*of_part, window, context).flatten(0, 1))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out.index_select(0, places).view(batch, length, -1)
+    return out.index_select(0, context.places).view(batch, length, -1)
 
 
-def _groups(spans: tuple[tuple[int, int], ...], device: torch.device) -> tuple[list[tuple[int, int]], Tensor]:
-    """(documents, length of the longest) of each group, and where each token (B * T,) stands when all groups' padded rows follow."""
-    by_length = sorted(range(len(spans)), key=lambda number: spans[number][1] - spans[number][0])
-    starts, groups, begun, room = [0] * len(spans), [], 0, 0
-    for at, number in enumerate(by_length, 1):
-        length = spans[number][1] - spans[number][0]
-        following = spans[by_length[at]] if at < len(by_length) else None
-        shortest = spans[by_length[begun]]
-        if following is None or following[1] - following[0] > _ALIKE * (shortest[1] - shortest[0]):
-            for member in by_length[begun:at]:
-                starts[member], room = room, room + length
-            groups.append((at - begun, length))
+def _grouped(lengths: list[int], tokens_of: Callable[[Tensor, int], Tensor], total: int, device: torch.device) -> Context:
+    """Documents of like length together, for `_per_document`.
+
+    tokens_of: given documents (n,) int64 and a length, their first tokens (n, length) among the `total` tokens of the batch, -1 after the
+    end of a document.
+    """
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+    groups, members, begun = [], [], 0
+    for at, document in enumerate(by_length, 1):
+        if at == len(by_length) or lengths[by_length[at]] > _ALIKE * lengths[by_length[begun]]:
+            members.append(tokens_of(torch.tensor(by_length[begun:at], device=device), lengths[document]).flatten())
+            groups.append((at - begun, lengths[document]))
             begun = at
-    lengths = torch.tensor([b - a for a, b in spans])
-    first = torch.tensor(starts).repeat_interleave(lengths)
-    within = torch.arange(len(first)) - torch.tensor([a for a, _ in spans]).repeat_interleave(lengths)
-    return groups, (first + within).to(device)
+    joined = torch.cat(members)
+    slots = (joined >= 0).nonzero()[:, 0]
+    # A token of several documents is taken from the first of its places: always the same one.
+    places = torch.full((total,), len(joined), device=device).scatter_reduce_(0, joined[slots], slots, "amin")
+    return Context("cpu_per_document", groups=groups, members=joined.clamp_(min=0), places=places, longest=max(lengths))
+
+
+def _packed_context(spans: tuple[tuple[int, int], ...], device: torch.device) -> Context:
+    starts, ends = torch.tensor(spans, device=device).unbind(1)
+
+    def tokens_of(documents: Tensor, length: int) -> Tensor:
+        tokens = starts[documents, None] + torch.arange(length, device=device)
+        return tokens.where(tokens < ends[documents, None], -1)
+
+    return _grouped([b - a for a, b in spans], tokens_of, spans[-1][1], device)
+
+
+def _paths_context(paths: Tensor, total: int, position_ids: Tensor | None) -> Context:
+    if position_ids is None:
+        raise ModelError("paths were given without position_ids; give each token's place in its sequence")
+    lengths = (paths >= 0).sum(1)
+    if (
+        int(lengths.min()) < 1
+        or int(paths.max()) >= total
+        or not torch.equal(paths.unique()[-total:], torch.arange(total, device=paths.device))
+    ):
+        raise ModelError(f"paths must lead through each of the {total} tokens, and none may be empty")
+    return _grouped(lengths.tolist(), lambda documents, length: paths[documents, :length], total, paths.device)
 
 
 def _cached(q: Tensor, k: Tensor, v: Tensor, context: Context, cache: KVCache, layer: int, window: int | None) -> Tensor:
@@ -181,6 +203,7 @@ def context_for(
     cache: KVCache | None,
     max_seqlen: int | None,
     like: Tensor,
+    paths: Tensor | None = None,
 ) -> tuple[Context, Tensor | None]:
     """Checks what a forward was given and returns its context and the positions, (B or 1, T) or None for 0 .. T - 1.
 
@@ -188,6 +211,10 @@ def context_for(
         ModelError: an unknown name, one that does not fit, boundaries that do not cover the batch, positions outside the cache.
     """
     batch, length = shape
+    if paths is not None:
+        if cache is not None or cu_seqlens is not None or impl not in (None, "cpu_per_document"):
+            raise ModelError("paths are of the forward cpu_per_document, without cu_seqlens and cache")
+        return _paths_context(paths, batch * length, position_ids), position_ids
     packed = cu_seqlens is not None
     wanted = pick_forward_impl(packed=packed, cached=cache is not None, like=like)
     if impl not in (None, *FORWARD_IMPLS):
@@ -211,7 +238,7 @@ def context_for(
             position_ids = starts.view(batch, length)
         if wanted == "varlen":
             return _varlen_context(cu_seqlens, max(b - a for a, b in spans)), position_ids
-        return Context(wanted, spans=spans), position_ids
+        return _packed_context(spans, like.device), position_ids
     if position_ids is not None and position_ids.device.type == "cpu" and bool((position_ids[:, 1:] == 0).any()):
         raise ModelError("position_ids begin again within a row, which is one sequence without cu_seqlens; give cu_seqlens")
     return Context(wanted), position_ids

@@ -153,6 +153,7 @@ class Decoder(nn.Module):
         max_seqlen: int | None = None,
         cache: KVCache | None = None,
         forward_impl: str | None = None,
+        paths: Tensor | None = None,
     ) -> Tensor:
         """Returns the hidden states after the last norm, (B, T, D); `lm_head` makes logits (..., V) of them.
 
@@ -166,6 +167,8 @@ class Decoder(nn.Module):
             max_seqlen: length of the longest document, at most.
             cache: from `new_cache`; this forward's keys and values are written to it.
             forward_impl: name of the attention implementation; None picks (`pick_forward_impl`).
+            paths: (P, L) int64, P sequences as places in the flattened B * T, each with -1 after its end. A token that several of them
+                begin with, as answers do with their prompt, is then computed once. With position_ids, for `cpu_per_document`.
 
         Raises:
             ModelError: a sequence longer than `config.max_length`, or arguments that do not fit each other.
@@ -174,7 +177,7 @@ class Decoder(nn.Module):
             raise ModelError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (B, T)")
         context, positions = context_for(
             forward_impl, input_ids.shape, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache, max_seqlen=max_seqlen,
-            like=self.model.norm.weight,
+            like=self.model.norm.weight, paths=paths,
         )  # fmt: skip
         self._check_length(input_ids.shape[1], context, max_seqlen)
         hidden: Tensor = self.model.embed_tokens(input_ids)
@@ -222,8 +225,8 @@ class Decoder(nn.Module):
             return  # new_cache has checked
         if context.impl in ("varlen", "invariant"):
             length = context.longest if max_seqlen is None else 0  # the true lengths are on the device, max_seqlen is rounded up
-        elif context.spans:
-            length = max(b - a for a, b in context.spans)
+        elif context.impl == "cpu_per_document":
+            length = context.longest
             if max_seqlen is not None and length > max_seqlen:
                 raise ModelError(f"max_seqlen is {max_seqlen}, but cu_seqlens holds a document of {length} tokens")
         if length > self.config.max_length:

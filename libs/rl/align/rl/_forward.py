@@ -38,6 +38,8 @@ def row_hidden(model: Any, batch: Mapping[str, Tensor], *, forward_impl: str) ->
         return hidden
     lengths = batch["lengths"]
     real = real_tokens(batch)
+    if forward_impl == "cpu_per_document" and "leaders" in batch:
+        return _shared_prompts(model, batch, real)
     bounds = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=ids.device)
     torch.cumsum(lengths, 0, out=bounds[1:])
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)[real]
@@ -45,6 +47,20 @@ def row_hidden(model: Any, batch: Mapping[str, Tensor], *, forward_impl: str) ->
         ids[real][None], position_ids=positions[None], cu_seqlens=bounds, max_seqlen=int(lengths.max()), forward_impl=forward_impl
     )
     return packed
+
+
+def _shared_prompts(model: Any, batch: Mapping[str, Tensor], real: Tensor) -> Tensor:
+    """As `row_hidden` without padding; the prompt of several rows is computed once."""
+    ids, leaders = batch["input_ids"], batch["leaders"]
+    at = torch.arange(ids.shape[1], device=ids.device)
+    leads = (leaders == torch.arange(len(ids), device=ids.device))[:, None]
+    own = real & (leads | (at >= batch["prompts"][:, None]))  # (B, T): computed for this row
+    token = own.flatten().cumsum(0).view_as(own) - 1
+    token = token.where(own, token[leaders])
+    hidden: Tensor = model(
+        ids[own][None], position_ids=at.expand_as(ids)[own][None], paths=token.where(real, -1), forward_impl="cpu_per_document"
+    )
+    return hidden.index_select(1, token[real])
 
 
 def real_tokens(batch: Mapping[str, Tensor]) -> Tensor:

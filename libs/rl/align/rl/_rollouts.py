@@ -29,13 +29,15 @@ class Rollout:
 
 def as_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, Tensor]:
     """One answer a row, right-padded: input_ids, targets (B, T) int64, loss_mask (B, T) bool, lengths (B,) of what is no padding,
-    sampler_logprobs and every name of `per_token` (B, T) float32.
+    prompts (B,) of what is prompt, leaders (B,) the first row with the same prompt, sampler_logprobs and every name of `per_token` (B, T)
+    float32.
 
     Position t predicts targets[t]; a number of sampled token i stands where that token is the target.
     """
     lengths = torch.tensor([len(each.prompt_ids) + len(each.ids) - 1 for each in rollouts])
     width = int(lengths.max())
     real, answers = torch.arange(width) < lengths[:, None], answer_mask(rollouts, width)
+    first: dict[tuple[int, ...], int] = {}
     whole = [[*each.prompt_ids, *each.ids] for each in rollouts]
 
     def placed(lists: Iterable[Sequence[float]], mask: Tensor, empty: Tensor) -> Tensor:
@@ -46,6 +48,8 @@ def as_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, Tensor]:
         "targets": placed((ids[1:] for ids in whole), real, torch.zeros(real.shape, dtype=torch.int64)),
         "loss_mask": answers & torch.tensor([each.trained for each in rollouts])[:, None],
         "lengths": lengths,
+        "prompts": torch.tensor([len(each.prompt_ids) for each in rollouts]),
+        "leaders": torch.tensor([first.setdefault(tuple(each.prompt_ids), row) for row, each in enumerate(rollouts)]),
         "sampler_logprobs": placed((each.logprobs for each in rollouts), answers, torch.zeros(real.shape)),
         **{name: placed((each.per_token[name] for each in rollouts), answers, torch.zeros(real.shape)) for name in rollouts[0].per_token},
     }
