@@ -67,12 +67,17 @@ class Forward:
                     qkv = qkv[0] if len(qkv) == 1 else qkv.sum(0)
                     qkv, bias = (qkv if bias is None else qkv + bias).to(keys.dtype), None
                 self._norm_heads(qkv, layer.q_norm, layer.k_norm)
-            q = kernels.rope_to_cache(qkv, self._cos, self._sin, positions, keys, values, table, heads=self._heads, bias=bias, early=True)
+            tables, at = (self._cos, self._sin), (keys, values, table)
+            window, counters = layer.window, self._counters
+            if not self._strict and len(tokens) > 1:
+                return kernels.rope_decode_attention(
+                    qkv, *tables, lengths, *at, heads=self._heads, bias=bias, window=window, counters=counters, early=True
+                ).flatten(1)
+            q = kernels.rope_to_cache(qkv, *tables, positions, *at, heads=self._heads, bias=bias, early=True)
             if self._strict:
-                return kernels.invariant_decode(q, keys, values, lengths, table, window=layer.window).flatten(1)
-            return kernels.decode_attention(
-                q, keys, values, lengths, table, window=layer.window, counters=self._counters, early=True
-            ).flatten(1)
+                return kernels.invariant_decode(q, keys, values, lengths, table, window=window).flatten(1)
+            # One row is cut into parts, each of which would turn the query: the two kernels are faster.
+            return kernels.decode_attention(q, keys, values, lengths, table, window=window, counters=counters, early=True).flatten(1)
 
         if not self._strict and len(tokens) == 1:
             return self._one(tokens, attend)
