@@ -131,7 +131,7 @@ def loss(device, dtype, large):
             hidden[0, 0] = weight[-1, 0] = 10
             mask[0] = True
         targets = torch.where(mask, integers(0, vocabulary, (rows,), 4, device), -100)
-        close, several = (8.0, 16.0) if dtype != torch.float32 else (8.0 + size**0.5, 16.0 + 2 * size**0.5)
+        close, several = (8.0, 16.0) if dtype != torch.float32 else (8.0 + size**0.5, 32.0 + 4 * size**0.5)
         for name, options in {"plain": {}, "all": {"label_smoothing": 0.1, "z_loss": 1e-3}, "fp32": {"fp32_weight_grad": True}}.items():
             ce = functools.partial(kernels.linear_cross_entropy, targets=targets, mask=mask, chunk=chunk, **options)
             errors[f"cross_entropy {name}"] = agree("cross_entropy", ce, (hidden, weight), dtype, close, several)
@@ -210,8 +210,8 @@ def decode_step(device, dtype, large):
     lengths[0], lengths[1], lengths[-1] = 1, page + 1, page * pages  # the first token; the first of a page; the last of all
     k, v, table = caches(rows, page * pages, kv_heads, dim, page, lengths - 1, device, dtype)
     cos, sin = (rand(page * pages, dim // 2, seed=i, device=device, dtype=torch.float32) for i in (3, 4))
-    qkv = rand(rows, (heads + 2 * kv_heads) * dim, seed=5, device=device, dtype=dtype)
-    bias, at = rand(qkv.shape[1], seed=6, device=device, dtype=dtype), lengths.long() - 1
+    make = functools.partial(rand, device=device, dtype=dtype, scale=0.5)  # with the bias no larger than the cached ones
+    qkv, bias, at = make(rows, (heads + 2 * kv_heads) * dim, seed=5), make((heads + 2 * kv_heads) * dim, seed=6), lengths.long() - 1
     places = table[torch.arange(rows, device=device), at // page].long(), at % page
     parts = torch.stack([qkv.float() * share for share in (0.5, 0.25, 0.25)])
     names = {"plain": (qkv, None, None), "parts": (parts, bias, 17), "window": (qkv, bias, page * pages // 2)}
