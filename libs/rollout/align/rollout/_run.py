@@ -253,11 +253,10 @@ def collect(
     if bad.any():
         sample = int(bad.nonzero()[0])
         raise RolloutError(f"logits are not finite in sample {sample % n} of prompt {sample // n}; look for NaN in the weights")
-    tokens, own, raw = (buffer[taken].tolist() for buffer in (ids, logprobs, raw_logprobs))
-    out, start = [], 0
+    tokens, own, raw = (buffer.cpu().numpy() for buffer in (ids, logprobs, raw_logprobs))
+    out = []
     for sample, (length, stop) in enumerate(zip(lengths, stopped, strict=True)):
-        end = start + length
         reason: Literal["stop", "length"] = "stop" if stop else "length"
-        out.append(Sample(requests[sample // n].prompt, tokens[start:end], own[start:end], raw[start:end], reason, weights_version))
-        start = end
+        new, its, plain = (buffer[sample, :length].tolist() for buffer in (tokens, own, raw))
+        out.append(Sample(requests[sample // n].prompt, new, its, plain, reason, weights_version))
     return out
