@@ -318,9 +318,11 @@ def smollm2(weights: Path | None, tiny: bool, out: Path, sft_steps: int, grpo_st
         judged = ["eval.source=gsm8k_test", "eval.problems=1319", "eval.max_new_tokens=320", "eval.batch=256"]
         shared = [f"model.path={weights}", "model.dtype=bfloat16", "checkpoint.every=0", *judged]
         first = ["--config", str(STAGES / "configs/sft_smollm2.toml"), *shared, "data.rows=none", f"train.max_steps={sft_steps}",
-                 "train.global_batch=32", "train.micro_batch=32", "schedule.warmup_steps=20"]  # fmt: skip
+                 "train.global_batch=32", "train.micro_batch=32", "schedule.warmup_steps=20",
+                 "optimizer.lr=1e-4", f"eval.every={max(1, sft_steps // 4)}"]  # fmt: skip
         second = ["--config", str(STAGES / "configs/grpo_smollm2.toml"), *shared, f"train.max_steps={grpo_steps}", "train.global_batch=256",
-                  "train.micro_batch=64", "rollout.batch=256", "eval.greedy=true"]  # fmt: skip
+                  "train.micro_batch=64", "rollout.batch=256", "eval.greedy=true", "optimizer.lr=5e-6",
+                  f"eval.every={max(1, grpo_steps // 4)}"]  # fmt: skip
     row: dict[str, Any] = {}
     for name, words in (("sft", first), ("grpo", second)):
         start = [] if name == "sft" or tiny else [f"model.path={out / 'sft'}"]
