@@ -9,7 +9,7 @@ from workloads import DIM, MODELS, Functions, listed, rand
 from align import kernels
 
 EPS = 1e-5
-ROWS = (1, 64, 256)  # the table of 64 rows serves 2 to 64, that of 256 the rest; there m = 0 is cuBLAS with what follows it
+ROWS = (1, 64)  # the table of 64 rows serves 2 to 64
 Tuning = Iterator[tuple[str, str, list[dict[str, int]], Callable[[], Functions]]]
 # n, k, stages; the splits of a product whose tiles are fewer than the cores are those that fill them once or twice
 SPLIT = ((32, 128, 4), (64, 64, 6), (64, 128, 3), (64, 128, 4), (128, 64, 4), (128, 64, 6), (128, 128, 3), (128, 64, 3))
@@ -22,19 +22,6 @@ VECTOR = (
     (4, 512, 4, 4, 0),
     (8, 512, 4, 4, 0), (2, 512, 2, 1, 0), (1, 2048, 4, 1, 16), (2, 1024, 4, 1, 16), (1, 2048, 8, 1, 32), (4, 512, 4, 4, 8),
     (1, 4096, 8, 1, 0),
-)  # fmt: skip
-# m, n, n2, n3, k, warps, stages. 112 columns divide both models' inner sizes by 64 and 128: nearly as many tiles as cores, or twice that.
-TALL_GATED = (
-    (0, 64, 0, 0, 64, 8, 3), (128, 64, 32, 16, 64, 8, 4), (256, 64, 0, 0, 64, 8, 4), (128, 128, 0, 0, 64, 8, 4), (256, 64, 32, 0, 64, 8, 3),
-    (256, 64, 0, 0, 64, 8, 3), (128, 128, 0, 0, 64, 8, 3), (128, 64, 32, 16, 64, 8, 3), (256, 64, 32, 0, 64, 16, 3),
-    (128, 64, 0, 0, 64, 8, 3), (128, 64, 0, 0, 64, 4, 3), (256, 64, 0, 0, 128, 8, 2), (128, 64, 32, 0, 64, 8, 4),
-    (128, 64, 32, 16, 64, 4, 4),
-)  # fmt: skip
-# Beside those: programs to aim at, which says in how many parts a product is cut.
-TALL_SPLIT = (
-    (256, 128, 0, 0, 64, 8, 4, 132), (128, 128, 0, 0, 64, 8, 3, 264), (256, 128, 64, 0, 64, 8, 3, 132), (128, 128, 64, 0, 64, 8, 4, 132),
-    (128, 256, 0, 0, 64, 8, 4, 132), (128, 128, 0, 0, 64, 8, 4, 132), (256, 64, 0, 0, 64, 8, 5, 132), (128, 64, 0, 0, 64, 4, 4, 264),
-    (256, 128, 0, 0, 128, 8, 2, 132), (128, 128, 0, 0, 128, 8, 3, 132), (256, 64, 0, 0, 64, 4, 5, 132), (64, 128, 0, 0, 64, 4, 4, 264),
 )  # fmt: skip
 SHARED = 220 << 10  # bytes of shared memory that a tile may take
 CORES = 132
@@ -73,27 +60,11 @@ def case(kind: str, outputs: int, size: int, rows: int, replaced: bool = False) 
     return [one() for _ in range(sets)]
 
 
-def tall_configs(rows: int, kind: str, outputs: int, size: int) -> list[dict[str, int]]:
-    if kind == "gated":
-        return [c | {"splits": 1, "lines": 0} for c in listed("m n n2 n3 k warps stages", *TALL_GATED)] + [
-            c | {"splits": 1, "lines": 4} for c in listed("m n n2 n3 k warps stages", *TALL_GATED[1:3])
-        ]
-    configs = listed("m n n2 n3 k warps stages splits", (0, 64, 0, 0, 64, 8, 3, 1))
-    for *tile, programs in TALL_SPLIT:
-        c = listed("m n n2 n3 k warps stages", tuple(tile))[0]
-        tiles = -(-rows // c["m"]) * -(-outputs // (c["n"] + c["n2"]))
-        most = max(1, min(8, programs // tiles, size // (4 * c["k"])))
-        configs += [c | {"splits": splits} for splits in sorted({most, most // 2} - {0}, reverse=True)]
-    return [c | {"lines": 0} for c in configs[:15]] + [configs[1] | {"lines": 4}]
-
-
 def tuning(rows: int, kind: str, outputs: int, size: int) -> Tuning:
     key = f"{outputs}x{size}"
     make = functools.partial(case, kind, outputs, size, rows)
     if rows == 1:
         yield f"step_vector{'_gated' if kind == 'gated' else ''}", key, listed("rows block warps stages lines", *VECTOR), make
-    elif rows > 64:
-        yield f"{kind}_linear_256", key, tall_configs(rows, kind, outputs, size), make
     elif kind == "gated":
         configs = listed("n k warps stages lines", *GATED)
         yield "gated_linear", key, [c for c in configs if (rows + 2 * c["n"]) * c["k"] * 2 * c["stages"] <= SHARED], make

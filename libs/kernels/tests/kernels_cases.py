@@ -288,43 +288,6 @@ def step(device, dtype, large):
     return errors
 
 
-TALL = (  # what `step_tall` is tried in, first as the table says; in fp32 it is cuBLAS whatever that says
-    ({}, {}),
-    ({"m": 128, "n": 128, "splits": 3, "stages": 3}, {"m": 128, "n": 64, "n2": 32, "n3": 16, "stages": 4}),
-    ({"m": 256, "n": 128, "n2": 64, "splits": 2, "stages": 3}, {"m": 256, "n": 64, "n2": 32, "stages": 3}),
-    ({"m": 256, "n": 128, "splits": 1, "stages": 4, "lines": 4}, {"m": 256, "n": 64, "stages": 4, "lines": 4}),
-)
-
-
-def step_tall(device, dtype, large):
-    """The products of a decoding step of more than 64 rows: every kind of tile, rows and columns that fill none."""
-    errors = {}
-
-    def products(h, x, wide_one, down, norm, bias):
-        parts = kernels.split_linear(x, down)
-        joined = kernels.sum_rms_norm(parts, h, norm, 1e-5, bias) if large else (_runtime.wide(parts).sum(0),)
-        return *joined, kernels.gated_linear(h, wide_one)
-
-    make = functools.partial(rand, device=device, dtype=dtype)
-    smaller = 1 if large else 4
-    for size, inner in [(4096, 14336), (520, 200)] if large else [(88, 72)]:
-        wide_one, down = make(2 * inner, size, seed=1, scale=size**-0.5), make(size, inner, seed=2, scale=inner**-0.5)
-        for rows in (65, 100, 128, 200, 256, 300) if large else (65, 130):
-            given = (make(rows, size, seed=5), make(rows, inner, seed=6), wide_one, down, make(size, seed=3), make(size, seed=4))
-            exact = products(*(t.double() for t in given))
-            for i, (split, gated) in enumerate(TALL):
-                for name, config in (("split_linear_256", split), ("gated_linear_256", gated)):
-                    if config:  # else the table's
-                        _runtime.trial[name] = {k: v // smaller if k in ("m", "n", "n2", "n3") else v for k, v in config.items()}
-                with poisoned():
-                    found = products(*given)
-                _runtime.trial.clear()
-                for p, q in zip(found, exact, strict=True):
-                    errors[f"out{i}"] = max(errors.get(f"out{i}", 0.0), error(p, q))
-                    assert error(p, q) <= (8 if dtype != torch.float32 else 128) * EPSILON[dtype], (rows, size, i, p.shape, error(p, q))
-    return {"step products above 64 rows": errors}
-
-
 def gemv(device, dtype, large):
     worst = 0.0
     for outputs, size in [(4096, 14336), (6144, 4096), (131, 77)] if large else [(70, 300), (64, 256)]:
@@ -412,5 +375,4 @@ def strict_attention(device, dtype, large):
     return errors
 
 
-FUNCTIONS = (norm, rope, swiglu, loss, decode, decode_step, step, step_tall, gemv, sampling, strict_linear, strict_attention)
-CASES = {f.__name__: f for f in FUNCTIONS}
+CASES = {f.__name__: f for f in (norm, rope, swiglu, loss, decode, decode_step, step, gemv, sampling, strict_linear, strict_attention)}

@@ -28,12 +28,7 @@ from align.kernels import (
 )
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8"}
-MEMORY = ("LDG", "STG", "LDL", "STL", "UTMALDG", "HGMMA", "HMMA", "WARPGROUP.DEPBAR")
-# Tiles of 128 rows and more: three widths, and one with splits.
-TALL = {
-    "gated_linear_256": {"m": 128, "n": 64, "n2": 32, "n3": 16, "stages": 4, "lines": 4},
-    "split_linear_256": {"m": 256, "n": 128, "splits": 4, "stages": 4},
-}
+MEMORY = ("LDG", "STG", "LDL", "STL", "HGMMA", "HMMA")
 TOKENS = 16384
 
 
@@ -52,10 +47,7 @@ def compile_launch(kernel, arguments, named):
             signature[name], constants[name] = "constexpr", value
             continue
         tensor = isinstance(value, torch.Tensor)
-        if hasattr(value, "block_shape"):  # a TensorDescriptor
-            signature[name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{list(value.block_shape)}>"
-        else:
-            signature[name] = TYPES[value.dtype] if tensor else "i32" if isinstance(value, int) else "fp32"
+        signature[name] = TYPES[value.dtype] if tensor else "i32" if isinstance(value, int) else "fp32"
         if tensor or (isinstance(value, int) and value % 16 == 0):
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
@@ -156,10 +148,8 @@ def report():
     vocabulary(32768)
     decoding(1, 32, 8)
     matrices(4096, 14336)
-    _runtime.trial.update(TALL)
-    for rows in (1, 64, 256):
+    for rows in (1, 64):
         step(rows, 4096, 14336, 32, 8)
-    _runtime.trial.clear()
     heads, kv_heads = empty(8192, 32, 128), empty(8192, 8, 128)
     _invariant_attention._attention(heads, kv_heads, kv_heads, ints(5, dtype=torch.int32), 4096, 0.1, 0)
 

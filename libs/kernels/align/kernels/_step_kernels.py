@@ -14,17 +14,11 @@ from align.kernels._decode_kernels import _dot, _fetch
 
 
 @triton.jit
-def _ask(weight, column, first, K: tl.constexpr, LINES: tl.constexpr):
-    """Asks for LINES times 128 bytes of these rows of the weight."""
+def _begin(weight, column, first, K: tl.constexpr, LINES: tl.constexpr):
+    """Asks for LINES times 128 bytes of these rows of the weight, then waits for the kernel before."""
     if LINES > 0:
         line = tl.arange(0, LINES) * (128 // (weight.dtype.element_ty.primitive_bitwidth // 8))
         _fetch(weight + column.to(tl.int64)[:, None] * K + first + line[None, :])
-
-
-@triton.jit
-def _begin(weight, column, first, K: tl.constexpr, LINES: tl.constexpr):
-    """Asks, then waits for the kernel before."""
-    _ask(weight, column, first, K, LINES)
     cuda.gdc_wait()
     cuda.gdc_launch_dependents()
 
@@ -68,68 +62,6 @@ def step_linear(
         total = total * tl.sigmoid(total) * other
     where = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * outputs + column[None, :]
     tl.store(out + where, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < outputs)[None, :])
-
-
-@triton.jit
-def _weights(source, column, k, N: tl.constexpr, BLOCK: tl.constexpr, GATED: tl.constexpr):
-    """(BLOCK, N) of the weight, or (BLOCK, 2 N) of gate and up beside each other."""
-    if GATED:
-        tile = tl.reshape(source.load([0, column, k]), (2 * N, BLOCK))
-    else:
-        tile = source.load([column, k])
-    return tl.trans(tile)
-
-
-@triton.jit
-def _write(total, out, row, first, rows, outputs, M: tl.constexpr, N: tl.constexpr, GATED: tl.constexpr):
-    if GATED:
-        gate, up = tl.split(tl.permute(tl.reshape(total, (M, 2, N)), (0, 2, 1)))
-        total = gate * tl.sigmoid(gate) * up
-    column = first + tl.arange(0, N)
-    where = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * outputs + column[None, :]
-    tl.store(out + where, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < outputs)[None, :])
-
-
-@triton.jit(do_not_specialize=["rows"])
-def step_tall(
-    x, right, right2, right3, weight, out, rows, outputs,
-    K: tl.constexpr, M: tl.constexpr, N: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, BLOCK: tl.constexpr, SHARE: tl.constexpr,
-    GATED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr, LINES: tl.constexpr,
-):  # fmt: skip
-    """`step_linear` of many rows, read by TMA: descriptors of x and of the weight, one for each width of a part of the tile.
-
-    A tile is M × (N + N2 + N3), so that its width need not be a power of two: how many tiles there are decides how well they fill the
-    cores. GATED: so many columns of gate and of up, one operand of the tensor cores. Beyond the end a descriptor reads zeros.
-    """
-    row_tiles = tl.cdiv(rows, M)  # side by side, so that a tile of the weight comes from memory once
-    top = tl.program_id(0) % row_tiles * M
-    column = tl.program_id(0) // row_tiles * (N + N2 + N3)
-    first = tl.program_id(1) * SHARE
-    if PDL:
-        some = column + tl.arange(0, N)
-        some = tl.where(some < outputs, some, 0)
-        if GATED:
-            _ask(weight, some + outputs, first, K, LINES)
-        _begin(weight, some, first, K, LINES)
-    SIDES: tl.constexpr = 2 if GATED else 1
-    total = tl.zeros((M, SIDES * N), tl.float32)
-    if N2 > 0:
-        total2 = tl.zeros((M, SIDES * N2), tl.float32)
-    if N3 > 0:
-        total3 = tl.zeros((M, SIDES * N3), tl.float32)
-    for k in range(first, first + SHARE, BLOCK):
-        a = x.load([top, k])
-        total = _dot(a, _weights(right, column, k, N, BLOCK, GATED), total, WIDE)
-        if N2 > 0:
-            total2 = _dot(a, _weights(right2, column + N, k, N2, BLOCK, GATED), total2, WIDE)
-        if N3 > 0:
-            total3 = _dot(a, _weights(right3, column + N + N2, k, N3, BLOCK, GATED), total3, WIDE)
-    row = top + tl.arange(0, M)
-    _write(total, out, row, column, rows, outputs, M, N, GATED)
-    if N2 > 0:
-        _write(total2, out, row, column + N, rows, outputs, M, N2, GATED)
-    if N3 > 0:
-        _write(total3, out, row, column + N + N2, rows, outputs, M, N3, GATED)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -1,32 +1,28 @@
 """The products of a decoding step with what stands around them: a norm, a gate, the residual sum.
 
 A step of few rows waits for weights, and between two products for small kernels that leave the memory idle, so there should be few of
-those. For one row the norm is inside the product (`normed_vector`, `residual_vector`). For more rows a product is cut along its inputs
+those. For one row the norm is inside the product (`normed_vector`, `residual_vector`). For 2 to 64 rows a product is cut along its inputs
 too, so that all cores have work and the rows are read less often; its parts are added up where they are used anyway: in `sum_rms_norm`
-and in `rope_to_cache`. Above 64 rows the tensor cores are the limit: tiles are as large as the registers allow, TMA reads them, and where
-the tuning table knows of no tile that is faster it is cuBLAS's product.
+and in `rope_to_cache`.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from align.kernels import _runtime, _swiglu
+from align.kernels import _runtime
 from align.kernels._runtime import KernelError, wide
 
 TILE = {"n": 64, "k": 64, "splits": 4, "warps": 4, "stages": 4, "lines": 0}
 GATED = {"n": 64, "k": 64, "warps": 4, "stages": 6, "lines": 0}
 VECTOR = {"rows": 2, "block": 1024, "warps": 4, "stages": 1, "lines": 0}
-TALL = {"m": 0, "n": 128, "n2": 0, "n3": 0, "k": 64, "splits": 1, "warps": 8, "stages": 3, "lines": 0}  # m: 0 is cuBLAS
-MAX_ROWS = 64  # of one tile; beyond it TALL
+MAX_ROWS = 64
 
 
 def split_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ as parts to be added: (parts, B, N), as many as the tuning table says, in fp32; above 64 rows one part is in x's dtype.
+    """x · weightᵀ as parts to be added: (parts, B, N) fp32, as many as the tuning table says.
 
     Args:
-        x: (B, K), B from 2 to 256. weight: (N, K), contiguous; half precision for the kernel.
+        x: (B, K), B from 2 to 64. weight: (N, K), contiguous; half precision for the kernel.
 
     Raises:
         KernelError: shapes or dtypes do not fit.
@@ -108,41 +104,6 @@ def _tiles(x: Tensor, weight: Tensor, out: Tensor, outputs: int, c: _runtime.Con
         )  # fmt: skip
 
 
-def _tall_tiles(x: Tensor, weight: Tensor, out: Tensor, c: _runtime.Config, splits: int, gated: bool) -> None:
-    from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
-
-    from align.kernels import _step_kernels
-
-    (rows, size), outputs, widths = x.shape, out.shape[-1], (c["n"], c["n2"], c["n3"])
-    m = min(c["m"], _runtime.power_of_two(rows))
-    read: Any = TensorDescriptor.from_tensor
-    halves, lead = (weight.view(2, outputs, size), [2]) if gated else (weight, [])
-    with _runtime.on(x):
-        _step_kernels.step_tall[(_runtime.cdiv(rows, m) * _runtime.cdiv(outputs, sum(widths)), splits)](
-            read(x.contiguous(), [m, c["k"]]), *(read(halves, [*lead, n or widths[0], c["k"]]) for n in widths), weight, out, rows, outputs,
-            K=size, M=m, N=widths[0], N2=widths[1], N3=widths[2], BLOCK=c["k"], SHARE=_share(size, splits, c["k"]), GATED=gated,
-            WIDE=_runtime.interpreted(), LINES=c["lines"], num_warps=c["warps"], num_stages=c["stages"], **_runtime.early(),
-        )  # fmt: skip
-
-
-def _tall_config(x: Tensor, weight: Tensor, op: str, outputs: int) -> _runtime.Config:
-    """Of more than MAX_ROWS rows; cuBLAS for what TMA cannot read, and for fp32, which has no fast product."""
-    c = _runtime.config(x, op + "_256", f"{outputs}x{x.shape[1]}", TALL)
-    aligned = x.shape[1] % 8 == 0 and x.storage_offset() % 8 == 0 and weight.storage_offset() % 8 == 0
-    return c if aligned and x.element_size() == 2 else c | {"m": 0}
-
-
-def _cut(x: Tensor, weight: Tensor) -> tuple[_runtime.Config, int, torch.dtype]:
-    """How `split_linear` cuts a product on the GPU: (configuration, parts, their dtype)."""
-    (rows, size), outputs = x.shape, len(weight)
-    if rows <= MAX_ROWS:
-        c = _runtime.config(x, "split_linear", f"{outputs}x{size}", TILE)
-        return c, _runtime.cdiv(size, _share(size, c["splits"], _block(x, c))), torch.float32
-    c = _tall_config(x, weight, "split_linear", outputs)
-    splits = _runtime.cdiv(size, _share(size, c["splits"], c["k"])) if c["m"] else 1
-    return c, splits, torch.float32 if splits > 1 else x.dtype
-
-
 def _block(x: Tensor, c: _runtime.Config) -> int:
     """Inputs of a tile: the table is for half precision, and wider numbers take the same shared memory."""
     return c["k"] * 2 // x.element_size()
@@ -157,14 +118,12 @@ def _share(size: int, splits: int, block: int) -> int:
 def _split(x: Tensor, weight: Tensor) -> Tensor:
     if not _runtime.use_kernel(x):
         return (wide(x) @ wide(weight).t())[None]
-    (c, splits, dtype), tall = _cut(x, weight), len(x) > MAX_ROWS
-    if tall and not c["m"]:
-        return torch.nn.functional.linear(x, weight)[None]
-    parts = x.new_empty(splits, len(x), len(weight), dtype=dtype)
-    if parts.numel() and tall:
-        _tall_tiles(x, weight, parts, c, splits, False)
-    elif parts.numel():
-        _tiles(x, weight, parts, len(weight), c, splits, False)
+    (rows, size), outputs = x.shape, len(weight)
+    c = _runtime.config(x, "split_linear", f"{outputs}x{size}", TILE)
+    splits = _runtime.cdiv(size, _share(size, c["splits"], _block(x, c)))
+    parts = x.new_empty(splits, rows, outputs, dtype=torch.float32)
+    if parts.numel():
+        _tiles(x, weight, parts, outputs, c, splits, False)
     return parts
 
 
@@ -172,14 +131,10 @@ def _split(x: Tensor, weight: Tensor) -> Tensor:
 def _gated(x: Tensor, weight: Tensor) -> Tensor:
     if not _runtime.use_kernel(x):
         return _gate(wide(x) @ wide(weight).t()).to(x.dtype)
-    (rows, size), outputs, tall = x.shape, len(weight) // 2, len(x) > MAX_ROWS
-    c = _tall_config(x, weight, "gated_linear", outputs) if tall else _runtime.config(x, "gated_linear", f"{outputs}x{size}", GATED)
-    if tall and not c["m"]:
-        return _swiglu._swiglu_packed(torch.nn.functional.linear(x, weight))
+    (rows, size), outputs = x.shape, len(weight) // 2
+    c = _runtime.config(x, "gated_linear", f"{outputs}x{size}", GATED)
     out = x.new_empty(rows, outputs)
-    if out.numel() and tall:
-        _tall_tiles(x, weight, out, c, 1, True)
-    elif out.numel():
+    if out.numel():
         _tiles(x, weight, out, outputs, c, 1, True)
     return out
 
@@ -243,8 +198,7 @@ def _residual_vector(x: Tensor, weight: Tensor, h: Tensor, bias: Tensor | None) 
 
 @_runtime.fake("split_linear")
 def _(x: Tensor, weight: Tensor) -> Tensor:
-    _, splits, dtype = _cut(x, weight) if _runtime.use_kernel(x) else ({}, 1, _wide_parts(x))
-    return x.new_empty(splits, len(x), len(weight), dtype=dtype)
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), len(x), len(weight), dtype=_wide_parts(x))
 
 
 @_runtime.fake("gated_linear")
