@@ -2,10 +2,11 @@
 
 Beside it, in turn, as many tokens by what one would write first: `Decoder.forward` on a cache, softmax, torch.multinomial.
 
-`bazel run //libs/rollout:decode`, or `python libs/rollout/benchmarks/decode.py` with the libraries on PYTHONPATH. CPU time of this process;
-the best of the rounds, since on a busy machine the caches are shared.
+`bazel run //libs/rollout:decode`, or `python libs/rollout/benchmarks/decode.py` with the libraries on PYTHONPATH. CPU time of this process,
+which keeps freed memory as the stages do; the best of the rounds, since on a busy machine the caches are shared.
 """
 
+import ctypes
 import sys
 import time
 
@@ -35,8 +36,16 @@ def plain(model: Decoder, prompts: Tensor) -> Tensor:
     return torch.cat(out, 1)
 
 
+def keep_freed_memory() -> None:
+    """What every stage does at its start: large tensors' pages are not given back to the system, to be faulted in again at the next call."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt:
+        mallopt(-3, 32 << 20), mallopt(-1, (1 << 31) - 1)  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     model, generator = init(ModelConfig(**SIZE), 0), torch.Generator().manual_seed(0)
     lengths = torch.randint(20, 32, (PROMPTS,), generator=generator).tolist()

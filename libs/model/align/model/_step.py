@@ -148,10 +148,10 @@ class Stepper:
 
     def move(self, row: int, to: int) -> None:
         """Row `to` becomes what row `row` is."""
-        start = self._starts[row]
+        start = self._starts[to] = self._starts[row]
         for cache in (self._keys, self._values):
             cache[:, to, start : self._slot] = cache[:, row, start : self._slot]
-        self._closed[to], self._starts[to] = self._closed[row], self._starts[row]
+        self._closed[to] = self._closed[row]
 
     def __call__(self, tokens: Tensor, positions: Tensor, bound: int) -> Tensor:
         """Logits (n, V) after the tokens (n,) int64 of rows 0 .. n - 1, which have the `positions` (n,) int64 that follow in these rows.

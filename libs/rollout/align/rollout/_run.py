@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -22,7 +21,7 @@ _NOISE_NUMBERS = 1 << 16
 
 # Rows of the state matrix, one column for each running sample.
 _POSITION = 0  # of its last token, which is not yet in the cache, counted from the start of the prompt
-_CELL = 1  # where its next token goes in the flat result buffers
+_CELL = 1  # where its next token goes in the flat results
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,8 @@ class Request:
     limit: int
 
 
-class _Row(NamedTuple):
+@dataclass(slots=True)
+class _Row:
     """What is known of a running row without looking at the device."""
 
     sample: int
@@ -64,7 +64,8 @@ class Run:
         self._stepper = Stepper(model, self._room, max(len(request.prompt) + request.limit for request in requests))
         self._ahead = min(_NOISE_STEPS, max(1, _NOISE_NUMBERS // (self._room * vocab_size)))
         self._noise = Noise(self._room * self._ahead, vocab_size, device)
-        self._noises = torch.empty(0, self._room, vocab_size, device=device)  # of the steps that follow
+        self._noises: list[torch.Tensor] = []  # of the steps that follow, parts of
+        self._noise_block = torch.empty(0, self._room, vocab_size, device=device)
         self._stop_ids = frozenset(stop_ids)
         self._watch = watch  # None without stop strings
         self._on_token, self._on_step = on_token, on_step
@@ -72,16 +73,13 @@ class Run:
         self._rows: list[_Row] = []
         # Results of sample s: cells s * width .. s * width + length - 1.
         count, self._width = len(requests) * n, max(request.limit for request in requests)
-        self._ids = torch.zeros(count * self._width, dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros(count * self._width, device=device)
-        # Drawn from softmax(logits) itself, the two log-probabilities are one.
-        self._raw_logprobs = self._logprobs if params.temperature == 1 and not params.filtered else torch.zeros_like(self._logprobs)
         # Noise keys, made for all its tokens when a sample enters; some more, which a row that is done may point at.
         self._keys = torch.zeros(count * self._width + self._ahead, dtype=torch.int64, device=device)
         self._lengths, self._stopped = [0] * count, [False] * count
         self._state = torch.zeros(2, self._room, dtype=torch.int64, device=device)
         self._tokens = self._state[0]  # the last one of each row, and of what follows the running rows anything
         self._drawn: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # since rows came or went: tokens, log-probabilities
+        self._noted: list[tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]] = []  # before that
         self._steps = 0
         self._measure()
         # Long prompts first: rows of one prefill are of like length, and the long samples don't run alone at the end.
@@ -115,7 +113,7 @@ class Run:
             lengths = [len(request.prompt) for request in requests]
             sources = torch.tensor([row for _, row in entering], device=device)
             self._note(0)
-            self._noises = self._noises[:0]
+            self._noises = []
             self._stepper.enter(first, self._prompt_cache, sources, lengths)
             for (sample, _), request, length in zip(entering, requests, lengths, strict=True):
                 self._rows.append(_Row(sample, self._steps, self._steps + request.limit - 1, length - self._steps))
@@ -168,12 +166,12 @@ class Run:
 
     def _next_noise(self, first: int, count: int) -> torch.Tensor:
         """(count, V) for the rows `first` and on, whose next tokens go to their present cells."""
-        if first or not len(self._noises):
+        if first or not self._noises:
             steps = 1 if first else self._ahead
             cells = self._state[_CELL, first : first + count] + torch.arange(steps, device=self._state.device)[:, None]
-            self._noises = self._noise.negative_exponential(self._keys.index_select(0, cells.flatten())).view(steps, count, -1)
-        noise, self._noises = self._noises[0, :count], self._noises[1:]
-        return noise
+            self._noise_block = self._noise.negative_exponential(self._keys.index_select(0, cells.flatten())).view(steps, count, -1)
+            self._noises = list(self._noise_block.unbind(0))
+        return self._noises.pop(0)[:count]
 
     def _stopped_rows(self, tokens: list[int], first: int) -> set[int]:
         """Of the rows `first` and on, which drew these tokens, those that end with them."""
@@ -185,14 +183,9 @@ class Run:
         return hits
 
     def _note(self, first: int) -> None:
-        """Writes what was drawn for rows `first` and on, since rows last came or went, into the result buffers."""
+        """Puts by what was drawn for rows `first` and on since rows last came or went, with the cells that follow it."""
         if self._drawn and len(self._rows) > first:
-            running, steps = self._state[_CELL, first : len(self._rows)], len(self._drawn)
-            cells = (running + torch.arange(-steps, 0, device=running.device)[:, None]).flatten()
-            buffers = [self._ids, self._logprobs, self._raw_logprobs]
-            for number, buffer in enumerate(buffers[:2] if self._raw_logprobs is self._logprobs else buffers):
-                values = [drawn[number][: len(running)] for drawn in self._drawn]
-                buffer.index_copy_(0, cells, torch.cat(values) if steps > 1 else values[0])
+            self._noted.append((self._state[_CELL, first : len(self._rows)].clone(), self._drawn))
         self._drawn = []
 
     def _retire(self, stopped: set[int]) -> None:
@@ -204,20 +197,22 @@ class Run:
         for at in ended:
             row = self._rows[at]
             self._lengths[row.sample], self._stopped[row.sample] = 1 + self._steps - row.entered, at in stopped
-        movers = iter(sorted(set(range(left, before)) - set(ended)))
-        for hole in ended:
-            if hole < left:
-                self._move(next(movers), hole)
+        holes = [at for at in ended if at < left]
+        if holes:
+            self._move(sorted(set(range(left, before)) - set(ended)), holes)
         del self._rows[left:], self._watchers[left:]
 
-    def _move(self, row: int, to: int) -> None:
-        self._rows[to] = self._rows[row]
-        if self._watch:
-            self._watchers[to] = self._watchers[row]
-        self._state[:, to], self._tokens[to] = self._state[:, row], self._tokens[row]
-        if len(self._noises):
-            self._noises[:, to] = self._noises[:, row]
-        self._stepper.move(row, to)
+    def _move(self, rows: list[int], holes: list[int]) -> None:
+        for row, hole in zip(rows, holes, strict=True):
+            self._stepper.move(row, hole)
+            self._rows[hole] = self._rows[row]
+            if self._watch:
+                self._watchers[hole] = self._watchers[row]
+        source, target = (torch.tensor(numbers, device=self._state.device) for numbers in (rows, holes))
+        self._state.index_copy_(1, target, self._state.index_select(1, source))
+        self._tokens = self._tokens.index_copy(0, target, self._tokens.index_select(0, source))  # those put by stay
+        if self._noises:
+            self._noise_block.index_copy_(1, target, self._noise_block.index_select(1, source))
 
     def _measure(self) -> None:
         """After rows came or went: what a step needs to know of the running ones."""
@@ -225,12 +220,21 @@ class Run:
         rows = self._rows
         count = min(-(-len(rows) // 8) * 8, len(self._tokens))
         self._tokens, self._positions = self._tokens[:count], self._state[_POSITION, :count]
-        self._bound = self._steps + max(map(attrgetter("offset"), rows), default=0) + 1  # above all their positions
-        self._next_end = min(map(attrgetter("last"), rows), default=0)
+        self._bound = self._steps + max([row.offset for row in rows], default=0) + 1  # above all their positions
+        self._next_end = min([row.last for row in rows], default=0)
 
     def _collect(self, weights_version: int) -> list[Sample]:
-        ids, own, raw = (buffer.view(len(self._lengths), self._width) for buffer in (self._ids, self._logprobs, self._raw_logprobs))
-        return collect(self._requests, self._n, ids, own, raw, self._lengths, self._stopped, weights_version)
+        cells = torch.cat([after - back for after, drawn in self._noted for back in range(len(drawn), 0, -1)])
+
+        def placed(number: int) -> torch.Tensor:
+            values = torch.cat([each[number][: len(after)] for after, drawn in self._noted for each in drawn])
+            buffer = values.new_zeros(len(self._lengths) * self._width).index_copy_(0, cells, values)
+            return buffer.view(-1, self._width)
+
+        # Drawn from softmax(logits) itself, the two log-probabilities are one.
+        own = placed(1)
+        raw = own if self._params.temperature == 1 and not self._params.filtered else placed(2)
+        return collect(self._requests, self._n, placed(0), own, raw, self._lengths, self._stopped, weights_version)
 
 
 def collect(

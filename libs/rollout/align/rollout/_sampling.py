@@ -60,14 +60,15 @@ def draw(
     """
     logits = logits.float()
     if params.temperature == 0:
-        top, tokens = logits.max(-1)
-        return tokens, torch.zeros_like(top), top - logits.logsumexp(-1)
+        tokens = _largest(logits)
+        raw = _logprobs(logits, tokens.unsqueeze(-1))
+        return tokens, torch.zeros_like(raw), raw
     if negative_noise is None:
         raise TypeError("negative_noise is needed at temperature > 0")
     plain = params.temperature == 1
     probs = torch.softmax(logits if plain else logits / params.temperature, -1)
     kept = _filter(probs, params) if params.filtered else probs
-    tokens = (negative_noise / kept).max(-1).indices  # a token of probability 0 is at -inf; max is faster than min, argmin and argmax
+    tokens = _largest(negative_noise / kept)  # a token of probability 0 is at -inf
     chosen = tokens.unsqueeze(-1)
     logprobs = kept.gather(-1, chosen).squeeze(-1).log()
     if params.filtered:
@@ -75,8 +76,20 @@ def draw(
     if plain:
         unfiltered = probs.gather(-1, chosen).squeeze(-1).log() if params.filtered else logprobs
     else:
-        unfiltered = logits.gather(-1, chosen).squeeze(-1) - logits.logsumexp(-1)
+        unfiltered = _logprobs(logits, chosen)
     return tokens, logprobs, unfiltered
+
+
+def _largest(scores: torch.Tensor) -> torch.Tensor:
+    """(n, V) to (n,) int64: where each row is largest, first where it is NaN. On a CPU by numpy, at a fourth of the time."""
+    return scores.max(-1).indices if scores.is_cuda else torch.from_numpy(scores.numpy().argmax(-1))
+
+
+def _logprobs(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """(n,) of the tokens `chosen` (n, 1). A CPU is twice as fast by all of them; on a GPU they would be another (n, V)."""
+    if logits.is_cuda:
+        return logits.gather(-1, chosen).squeeze(-1) - logits.logsumexp(-1)
+    return logits.log_softmax(-1).gather(-1, chosen).squeeze(-1)
 
 
 def _filter(probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
