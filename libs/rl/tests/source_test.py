@@ -358,6 +358,10 @@ def test_statistics_are_of_the_first_round_and_by_reason():
     assert 0 <= numbers["reward"] <= 1 and numbers["reason_made"] == 1.0
     assert numbers["surprisal"] == pytest.approx(0.5) and 1 <= numbers["answer_tokens"] <= 5
     assert torch.tensor(list(numbers.values())).isfinite().all()
+    made.numbers["reason_gone"] = 0.25  # of the step before
+    made.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    made.next_step()
+    assert made.numbers["reason_gone"] == 0 and made.numbers["reason_made"] == 1.0
 
 
 def test_the_readme_s_example():

@@ -221,7 +221,14 @@ class RolloutSource:
         self._units = _units(kept, self._per_answer) if live else 0
         self._tokens = sum(len(each.prompt_ids) + len(each.ids) for each in kept)
         self.samples = kept
-        self.numbers = {**_statistics(first), "retry_rounds": rounds - 1, "trained_answers": sum(each.trained for each in kept), **numbers}
+        gone = {name: 0.0 for name in self.numbers if name.startswith("reason_")}  # a reason that no answer has any more is 0, no gap
+        self.numbers = {
+            **gone,
+            **_statistics(first),
+            "retry_rounds": rounds - 1,
+            "trained_answers": sum(each.trained for each in kept),
+            **numbers,
+        }
         self._alive()
 
     def _sample(self, indices: list[int]) -> list[list[Rollout]]:
