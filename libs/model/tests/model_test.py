@@ -163,6 +163,21 @@ def test_stepper_does_what_forward_does(models, name, rows):
             assert distance(logits, model.lm_head(model(tokens, position_ids=positions[:, None], cache=plain)[:, 0])) <= 1e-5
 
 
+@pytest.mark.parametrize("rows", [3, 40], ids=["few", "many"])
+@pytest.mark.parametrize("large", [False, True], ids=["joined", "apart"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_stepper_reads_prompts_as_forward_does(models, name, large, rows, monkeypatch):
+    if large:
+        monkeypatch.setattr("align.model._step._JOIN_BELOW", 0)
+    model, ids, lengths = models[name], input_ids(name)[:, :20], [20, 7]
+    cache = model.new_cache(2, 20)
+    with torch.inference_mode():
+        hidden = model(ids, cache=cache)
+        ours, logits = Stepper(model, rows, 40).read(ids, lengths)
+        assert distance(logits, model.lm_head(torch.stack((hidden[0, 19], hidden[1, 6])))) <= 1e-5
+        assert distance(ours.k, cache.k) <= 1e-5 and distance(ours.v, cache.v) <= 1e-5
+
+
 @pytest.mark.parametrize("large", [False, True], ids=["joined", "apart"])
 @pytest.mark.parametrize("name", ["qwen3", WINDOWED, "llama_biased_tied"])
 def test_rows_of_a_stepper_come_and_go(models, name, large, monkeypatch):

@@ -37,7 +37,7 @@ def plain(model: Decoder, prompts: Tensor) -> Tensor:
 
 
 def keep_freed_memory() -> None:
-    """What every stage does at its start: large tensors' pages are not given back to the system, to be faulted in again at the next call."""
+    """What every stage does at its start: large tensors' pages are not given back to the system and faulted in again at the next call."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt:
         mallopt(-3, 32 << 20), mallopt(-1, (1 << 31) - 1)  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from align.model._attention import Context, attend
 from align.model._cache import KVCache
 from align.model._decoder import Block, Decoder, RMSNorm
 
@@ -125,6 +126,46 @@ class Stepper:
         else:
             self._angles = [torch.cat((cos, cos), -1).to(dtype), sin.to(dtype)]
 
+    def read(self, ids: Tensor, lengths: Sequence[int]) -> tuple[KVCache, Tensor]:
+        """Of prompts (P, T) int64, padded on the right after their `lengths`: the cache that `Decoder.forward` would leave, for `enter`,
+        and the logits (P, V) after each. Of the last block only keys and values are made for more than a prompt's last token.
+        """
+        (count, length), device = ids.shape, ids.device
+        ends = torch.tensor(lengths, device=device)
+        last, at = torch.arange(count, device=device) * length + ends - 1, torch.arange(length, device=device)
+        angles = [table[:length].repeat(count, 1, 1) for table in self._angles]
+        turns, context = (angles, [angle.unsqueeze(1) for angle in angles]), Context("sdpa_causal")
+        shape = (len(self._layers), count, length, self._kv_heads, self._head_dim)
+        cache = KVCache(self._keys.new_empty(shape), self._values.new_empty(shape), length)
+        whole = None if self._table is None else self._table.index_select(0, ids.flatten())
+        hidden = self._embedding.index_select(0, ids.flatten()) if whole is None else whole[:, : self._size]
+        for number, layer in enumerate(self._layers):
+            if whole is None:
+                whole = hidden.new_empty(len(hidden), (self._heads + 2 * self._kv_heads) * self._head_dim)
+                _heads_of(hidden, layer, self._cut(whole))
+            cut, whole = self._cut(whole), None
+            queries = hidden.new_empty(count, length, self._heads, self._head_dim)
+            keys = hidden.new_empty(count, length, self._kv_heads, self._head_dim)
+            _turn(cut.queries, turns[1], self._turnable(queries.view(-1, *cut.queries.shape[1:3], self._head_dim)))
+            _turn(cut.keys, turns[0], self._turnable(keys.flatten(0, 1)))
+            cache.k[number] = keys.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) if self._paired else keys
+            cache.v[number] = cut.values.view(shape[1:])
+            if number < len(self._layers) - 1:
+                heads = attend(queries, keys, cache.v[number], context, number, layer.window).flatten(0, 1)
+            else:
+                hidden, behind = hidden.index_select(0, last), ends[:, None] - 1 - at
+                seen = (behind >= 0) & (behind < (layer.window or length))
+                heads = F.scaled_dot_product_attention(
+                    queries.flatten(0, 1).index_select(0, last)[:, :, None], keys.transpose(1, 2), cache.v[number].transpose(1, 2),
+                    attn_mask=seen[:, None, None], enable_gqa=self._heads != self._kv_heads,
+                ).flatten(1)  # fmt: skip
+            hidden = _add_projected(hidden, heads, layer.out)
+            gate_up = hidden.new_empty(len(hidden), sum(weight.shape[1] for weight, _ in layer.gate_up.parts))
+            _project(_normed(hidden, layer.gate_up), layer.gate_up.parts, gate_up)
+            gate, up = gate_up.chunk(2, -1)
+            hidden = _add_projected(hidden, F.silu(gate).mul_(up), layer.down)
+        return cache, torch.mm(_normed(hidden, self._head), self._head.parts[0][0])
+
     def enter(self, first: int, cache: KVCache, sources: Tensor, lengths: Sequence[int]) -> None:
         """Rows `first` and on begin with what the rows `sources` (N,) int64 of a cache hold at their first `lengths` positions.
 
@@ -165,6 +206,7 @@ class Stepper:
         self._slot += 1
         count = min(-(-bound // _VECTOR) * _VECTOR, slot + 1)
         angles = [table.index_select(0, positions) for table in self._angles]
+        turns = angles, [angle.unsqueeze(1) for angle in angles]  # of keys, of queries
         if self._table is None or views.first is None:
             hidden, cut = self._embedding.index_select(0, tokens), None
         else:
@@ -174,16 +216,16 @@ class Stepper:
             if cut is None:
                 cut = views.projected
                 _heads_of(hidden, layer, cut)
-            self._attend(cut, views, cells, angles, slot, count if layer.window is None else min(count, layer.window))
+            self._attend(cut, views, cells, turns, slot, count if layer.window is None else min(count, layer.window))
             hidden, cut = _add_projected(hidden, views.heads, layer.out), None
             _project(_normed(hidden, layer.gate_up), layer.gate_up.parts, views.gate_up)
             hidden = _add_projected(hidden, F.silu(views.gate).mul_(views.up), layer.down)
         return torch.mm(_normed(hidden, self._head), self._head.parts[0][0])
 
-    def _attend(self, cut: _Cut, views: _Views, cells: _Cells, angles: list[Tensor], slot: int, count: int) -> None:
+    def _attend(self, cut: _Cut, views: _Views, cells: _Cells, turns: tuple[list[Tensor], list[Tensor]], slot: int, count: int) -> None:
         """From queries, keys and values to `views.heads`; writes the cache and reads its last `count` slots."""
-        _turn(cut.queries, [table.unsqueeze(1) for table in angles], views.own)
-        _turn(cut.keys, angles, cells.keys.select(1, slot))
+        _turn(cut.queries, turns[1], views.own)
+        _turn(cut.keys, turns[0], cells.keys.select(1, slot))
         cells.values.select(1, slot).copy_(cut.values)
         from_slot = slot + 1 - count
         closed, keys = views.closed.narrow(2, from_slot, count), cells.keys_read.narrow(2, from_slot, count)
@@ -333,7 +375,7 @@ def _add_projected(hidden: Tensor, x: Tensor, linear: _Linear) -> Tensor:
 
 def _normed(x: Tensor, norm: _Read) -> Tensor:
     """What RMSNorm computes, but for a weight that is in the matrices, in fewer operations."""
-    wide = x.to(norm.eps.dtype)
+    wide = x if x.dtype == norm.eps.dtype else x.to(norm.eps.dtype)
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = torch.addcmul(norm.eps, length, length, value=1 / x.shape[-1]).rsqrt_()
     scaled = wide * scale

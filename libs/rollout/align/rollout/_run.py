@@ -59,7 +59,7 @@ class Run:
         on_step: Callable[[], None] | None = None,
     ) -> None:
         device, vocab_size = model.output_weight.device, model.config.vocab_size
-        self._model, self._requests, self._n, self._params = model, requests, n, params
+        self._requests, self._n, self._params = requests, n, params
         self._room = min(max_batch, len(requests) * n)
         self._stepper = Stepper(model, self._room, max(len(request.prompt) + request.limit for request in requests))
         self._ahead = min(_NOISE_STEPS, max(1, _NOISE_NUMBERS // (self._room * vocab_size)))
@@ -133,12 +133,9 @@ class Run:
         """Reads the next prompts, padded on the right, into a cache of their own: each once, however many samples it has."""
         longest = len(self._requests[self._waiting[0]].prompt)
         indices = [self._waiting.popleft() for _ in range(min(count, len(self._waiting), max(1, _PREFILL_TOKENS // longest)))]
-        device = self._state.device
-        lengths = torch.tensor([len(self._requests[index].prompt) for index in indices], device=device)
-        padded = [self._requests[index].prompt + [0] * (longest - len(self._requests[index].prompt)) for index in indices]
-        self._prompt_cache = self._model.new_cache(len(indices), longest)
-        hidden = self._model(torch.tensor(padded, device=device), cache=self._prompt_cache)  # (P, T, D)
-        self._prompt_logits = self._model.lm_head(hidden[torch.arange(len(indices), device=device), lengths - 1])
+        prompts = [self._requests[index].prompt for index in indices]
+        padded = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts], device=self._state.device)
+        self._prompt_cache, self._prompt_logits = self._stepper.read(padded, [len(prompt) for prompt in prompts])
         self._read.extend((index * self._n + j, row) for row, index in enumerate(indices) for j in range(self._n))
 
     def _accept(self, logits: torch.Tensor, first: int) -> None:
