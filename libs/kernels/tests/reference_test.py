@@ -308,7 +308,7 @@ def test_opcheck():
         ),
         ops.gemv: (h.detach(), head.detach(), None),
         ops.gated_linear: (h.detach(), torch.randn(6, 8)),
-        ops.sum_rms_norm: (torch.randn(2, 4, 8), h.detach(), w.detach(), 1e-5, None),
+        ops.sum_rms_norm: (torch.randn(2, 4, 8), h.detach(), w.detach(), 1e-5, None, False),
         ops.normed_vector: (h.detach()[:1], w.detach(), torch.randn(6, 8), 1e-5, None, True),
         ops.residual_vector: (torch.randn(1, 5), torch.randn(8, 5), h.detach()[:1], None),
         ops.invariant_linear: (h, head, None),
