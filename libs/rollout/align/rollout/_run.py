@@ -119,6 +119,7 @@ class Run:
                 self._rows.append(_Row(sample, self._steps, self._steps + request.limit - 1, length - self._steps))
                 if self._watch:
                     self._watchers.append(self._watch(request.prompt))
+            self._next_end = min(row.last for row in self._rows)  # a limit of one token ends with the first
             samples = torch.tensor([sample for sample, _ in entering], device=device)
             state = torch.stack((torch.tensor(lengths, device=device) - 1, samples * self._width))  # (2, entering)
             self._state[:, first : first + len(entering)] = state
