@@ -9,9 +9,10 @@ from tokenizer_cases import load
 
 from align.tokenizer import Tokenizer
 from align.tokenizer._cuts import chunk_pattern
+from align.tokenizer._forms import Form
 from align.tokenizer._pretokenise import GPT2_PATTERN
 from align.tokenizer._regex import MARK, Finder, digits_first, many_at_once, parse
-from align.tokenizer._unicode import property_set
+from align.tokenizer._unicode import intersect, property_set
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN = (
@@ -36,6 +37,9 @@ def test_chunks_do_not_change_the_words(name):
     pattern = chunk_pattern(finder) or ""
     chunks, find_one = many_at_once(pattern, 3, 0), re.compile(pattern).findall
 
+    def one_digit_each(piece: str) -> list[str]:
+        return list(piece) if finder.runs and piece.isdigit() else [piece]
+
     def one_by_one(text: str) -> list[str]:
         return [part for part in find_one(text) if part]
 
@@ -49,7 +53,29 @@ def test_chunks_do_not_change_the_words(name):
         assert "".join(parts) == text
         assert list(itertools.chain.from_iterable(map(finder.words, parts))) == finder.words(text), text
         if text.isascii():
-            assert finder.marked(MARK.join(parts)) == [w for p in parts for w in (*finder.words(p), MARK)][:-1], text
+            marked = finder.marked(MARK.join(parts))
+            assert [w for piece in marked for w in one_digit_each(piece)] == [w for p in parts for w in (*finder.words(p), MARK)][:-1], text
+
+
+def test_runs_of_digits_are_told_from_the_pattern():
+    """Only where each ASCII digit is sure to be a match of its own."""
+    known = {name: Finder(pattern, name).runs for name, pattern in PATTERNS.items()}
+    assert known == {"gpt2": False, "smollm2": True, "llama3": False, "qwen": True, "tekken": True, "gpt4o": False}
+    toys = {r"\s|\d|\D": True, r"\s|\d|x\d|\D": False, r"\s|[0-8]|9|\D": False, r"a+(?!\d)|\d|\D": True, r"\d|\d\d|\D": False}
+    for pattern, runs in toys.items():
+        assert Finder(parse(pattern, ""), "").runs == runs, pattern
+
+
+def test_long_numbers():
+    """Digits stay together in the caches, up to 16 of them; their ids and places do not."""
+    for name in ("mistral-7b-v0.3", "mistral-7b-v0.3-legacy", "smollm2"):
+        tokenizer = load(name)
+        for text in ("7" * 40, "x=3.14159265358979323846,12 é٣12345678901234567890²"):
+            ids, places = tokenizer.encode_with_offsets(text)
+            assert ids == tokenizer.encode(text)
+            digit = {tokenizer.token_to_id(char): char for char in "0123456789"}
+            found = [(digit[i], text[a:b]) for i, (a, b) in zip(ids, places, strict=True) if i in digit]
+            assert found == [(char, char) for char in text if char in digit.values()]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +122,13 @@ def toy(*merges: str, **more) -> Tokenizer:
 )
 def test_segments_follow_from_the_merges(merges, text, words):
     tokenizer = toy(*merges)
-    assert (tokenizer._segments and tokenizer._segments(tokenizer._pretokenizer.prefixed(text, True))) == words
+    assert (tokenizer._segments and tokenizer._segments.words(tokenizer._pretokenizer.prefixed(text, True))) == words
     whole = toy(*merges, byte_fallback=False)  # where characters can be dropped there is no cut
     assert whole._segments is None
     assert tokenizer.encode(text) == whole.encode(text)
+
+
+def test_no_normal_form_changes_ascii():
+    """What is beyond ASCII alone tells whether a text can change."""
+    for compatible, compose in itertools.product((False, True), repeat=2):
+        assert intersect(Form(compatible, compose)._touched, (0, 0x80)) == ()

@@ -5,14 +5,16 @@ what it makes. The texts of symbols are needed for offsets and reports alone.
 """
 
 from array import array
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from itertools import pairwise, repeat
+from itertools import pairwise
 from operator import add
 from sys import byteorder
 from typing import Any, NamedTuple
 
+from align.tokenizer._regex import MARK
+
 _LONG = 48  # symbols; above, a heap beats scanning
+_AT_ONCE = 2000  # words
 _INFINITE = 1 << 60
 _NOTHING: dict[int, int] = {}
 
@@ -98,6 +100,20 @@ def merges_of_ranks(vocab: dict[str, int], ranks: dict[str, int]) -> Merges:
     return Merges(_RankRows(vocab, ranks), dict(zip(ranks.values(), map(vocab.__getitem__, ranks), strict=True)))
 
 
+class _PairRanks(dict[int, int]):
+    """The rank of two bytes side by side, by the number that an array of type "H" has for them; looked up when first asked for."""
+
+    def __init__(self, known: dict[int, int], rows: Any) -> None:
+        super().__init__()
+        self._known, self._rows = known, rows
+
+    def __missing__(self, pair: int) -> int:
+        left, right = map(self._known.__getitem__, pair.to_bytes(2, byteorder))
+        rank: int = self._rows[left].get(right, _INFINITE)
+        self[pair] = rank
+        return rank
+
+
 class Bpe:
     """The model: `ids(word)`."""
 
@@ -125,14 +141,18 @@ class Bpe:
     def reads_spaces_as(self, space: str) -> None:
         """Sets what a space in a word stands for."""
         self.space = space
-        # The id of each byte, or of each character that is a token; None or nothing where there is none.
-        self._bytes = [self.vocab.get(char) for char in BYTE_TO_CHAR] if self.byte_level else []
-        self._symbols = {char: i for char, i in zip(BYTE_TO_CHAR, self._bytes, strict=False) if i is not None}
-        self._quick = self.byte_level and None not in self._bytes[32:127]
-        self._chars = {} if self.byte_level else {char: i for char, i in self.vocab.items() if len(char) == 1}
-        if space != " ":
-            self._chars.pop(" ", None)
-            self._chars.update({" ": self._chars[space]} if space in self._chars else {})
+        # The id of each byte, or of each character, that is a token; and of what stands between words.
+        if self.byte_level:
+            ids = map(self.vocab.get, BYTE_TO_CHAR)
+            self._known: dict[Any, int] = {byte: i for byte, i in enumerate(ids) if i is not None}
+            self._known[0xFF] = -1  # no byte of UTF-8
+            self._pair_ranks = _PairRanks(self._known, self._rows)
+        else:
+            self._known = {char: i for char, i in self.vocab.items() if len(char) == 1}
+            if space != " ":
+                self._known.pop(" ", None)
+                self._known.update({" ": self._known[space]} if space in self._known else {})
+            self._known[MARK] = -1
 
     def ids(self, word: str) -> tuple[int, ...]:
         """The ids of a word."""
@@ -144,31 +164,49 @@ class Bpe:
 
     def coded(self, words: list[str], code: str) -> dict[str, bytes]:
         """For each word its ids as the bytes of an array of type `code`."""
-        if not self._quick:
-            return {word: array(code, self.ids(word)).tobytes() for word in words}
-        # Words of printable ASCII characters, all of which are symbols: what can be done for all at once is.
-        plain = [word for word in words if word.isascii() and word.isprintable()]
-        texts = "\n".join(plain).replace(" ", BYTE_TO_CHAR[32]).split("\n")
-        width = array(code).itemsize
-        symbol, merged = self._symbols.__getitem__, self.merged
-        tokens: Iterable[int | None] = map(self.vocab.get, texts) if self.ignore_merges else repeat(None)
-        out = {}
-        for word, text, known in zip(plain, texts, tokens, strict=False):
-            if known is not None:
-                out[word] = known.to_bytes(width, byteorder)
-            elif len(text) <= _LONG:
-                out[word] = array(code, merged(list(map(symbol, text)))).tobytes()
-        for word in words if len(out) < len(words) else ():
-            if word not in out:
-                out[word] = array(code, self.ids(word)).tobytes()
+        out: dict[str, bytes] = {}
+        left, mark = words, array(code, [-1]).tobytes()
+        if self.ignore_merges:
+            tokens = map(self.vocab.get, map(self.written, words))
+            out = {word: i.to_bytes(len(mark), byteorder) for word, i in zip(words, tokens, strict=True) if i is not None}
+            left = [word for word in words if word not in out]
+        # Short words are merged many at a time; ids are small enough that no other bytes look like the mark.
+        short = [word for word in left if len(word) <= 16 or (len(word) <= _LONG and word.isascii())]
+        for at in range(0, len(short), _AT_ONCE):
+            some, ids = self._merged_short(short[at : at + _AT_ONCE])
+            out.update(zip(some, array(code, ids).tobytes().split(mark), strict=False))
+        if len(out) < len(words):
+            out.update((word, array(code, self.ids(word)).tobytes()) for word in words if word not in out)
         return out
+
+    def _merged_short(self, words: list[str]) -> tuple[list[str], list[int]]:
+        """Those of the words whose bytes or characters are all symbols, and the ids of these, with −1 after each word."""
+        joined: Any = b"\xff".join([*map(str.encode, words), b""]) if self.byte_level else MARK.join([*words, ""])
+        try:
+            symbols = list(map(self._known.__getitem__, joined))
+        except KeyError:
+            unknown = set(joined) - self._known.keys()
+            return self._merged_short([word for word in words if unknown.isdisjoint(word.encode() if self.byte_level else word)])
+        if not self.byte_level:
+            return words, self.merged_words(symbols, self._ranks(symbols))
+        ranks = [_INFINITE] * len(joined)
+        for first in (0, 1):  # two bytes at a time, from the first and from the second byte on
+            pairs = array("H", joined[first : first + (len(joined) - first) // 2 * 2])
+            ranks[first : first + 2 * len(pairs) : 2] = map(self._pair_ranks.__getitem__, pairs)
+        return words, self.merged_words(symbols, ranks)
+
+    def _ranks(self, symbols: list[int]) -> list[int]:
+        """The rank of each symbol with the one after it."""
+        rows = self._rows
+        return [*(rows[left].get(right, _INFINITE) for left, right in pairwise(symbols)), _INFINITE]
 
     def _ids(self, word: str) -> tuple[int, ...]:
         if self.ignore_merges:
             known = self.vocab.get(self.written(word))
             if known is not None:
                 return (known,)
-        parts: list[Any] = list(map(self._bytes.__getitem__, word.encode()) if self.byte_level else map(self._chars.get, word))
+        symbols: Any = word.encode() if self.byte_level else word
+        parts: list[Any] = list(map(self._known.get, symbols))
         if None in parts:
             parts = list(map(self.vocab.__getitem__, self.first_symbols(self.written(word))))
         return tuple(self.merged(parts) if len(parts) <= _LONG else self.merged_long(parts))
@@ -225,21 +263,31 @@ class Bpe:
         return parts, sizes
 
     def merged(self, parts: list[int]) -> list[int]:
-        """Merges the pair of lowest rank, leftmost first, until none is left. In place; for short words."""
-        if len(parts) < 2:
-            return parts
-        rows, made = self._rows, self._made
-        parts.append(-1)  # with it, found[-1] is always infinite: neither end needs a test
-        never = _INFINITE
-        found = [rows[left].get(right, never) for left, right in pairwise(parts)]
-        while (best := min(found)) != never:
-            at = found.index(best)
-            parts[at] = token = made[best]
-            del parts[at + 1], found[at]
-            found[at] = rows[token].get(parts[at + 1], never)
-            found[at - 1] = rows[parts[at - 1]].get(token, never)
-        del parts[-1]
-        return parts
+        """Merges the pair of lowest rank, leftmost first, until none is left. For short words."""
+        symbols = [*parts, -1]
+        return self.merged_words(symbols, self._ranks(symbols))[:-1]
+
+    def merged_words(self, symbols: list[int], ranks: list[int]) -> list[int]:
+        """`merged` for many words, with −1 after each; and the rank of each symbol with the one after it."""
+        rows, made, never = self._rows, self._made, _INFINITE
+        out: list[int] = []
+        start, size = 0, len(symbols)
+        while start < size:
+            end = symbols.index(-1, start) + 1
+            parts = symbols[start:end]
+            if len(parts) > 2:
+                found = ranks[start : end - 1]  # found[-1] is always infinite: neither end needs a test
+                while (best := min(found)) != never:
+                    at = found.index(best)
+                    parts[at] = token = made[best]
+                    del parts[at + 1], found[at]
+                    row = rows[token]
+                    found[at] = row.get(parts[at + 1], never) if row else never
+                    if at:
+                        found[at - 1] = rows[parts[at - 1]].get(token, never)
+            out += parts
+            start = end
+        return out
 
     def merged_long(self, parts: list[int]) -> list[int]:
         """The same with a heap of rank × size + position over a linked list."""

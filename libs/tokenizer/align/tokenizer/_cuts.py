@@ -6,13 +6,12 @@ before costs one look into a dict, however many words it has; chunks that were n
 """
 
 import re
-from collections.abc import Callable
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from align.tokenizer import _unicode as U
 from align.tokenizer._bpe import Bpe
-from align.tokenizer._regex import MARK, many_at_once
+from align.tokenizer._regex import MARK, RUN, many_at_once
 
 if TYPE_CHECKING:
     from align.tokenizer._regex import Finder
@@ -59,14 +58,17 @@ def segmenter(bpe: Bpe, flat: list[str]) -> "Segmenter | None":
 
 
 class Segmenter:
-    """The proved cut; `chunks` is the pattern of its chunks. marked: the cut of an ASCII text with marks in it, each a piece of its own."""
+    """The proved cut; `chunks` is the pattern of its chunks. marked: the cut of an ASCII text with marks in it, each a piece of its own.
+    runs: in it, digits that follow each other stay together, up to 16; each is a piece."""
 
     def __init__(self, pattern: str, ascii_pattern: str, chunks: str) -> None:
         self.chunks = chunks
         self._any, self._ascii = re.compile(pattern).findall, re.compile(ascii_pattern).findall
-        self.marked = re.compile(MARK + "|" + ascii_pattern.replace("[^", "[^" + MARK)).findall
+        self.runs = "|[0-9]|" in ascii_pattern
+        marked = ascii_pattern.replace("[^", "[^" + MARK).replace("|[0-9]|", f"|{RUN}|")
+        self.marked = re.compile(MARK + "|" + marked).findall
 
-    def __call__(self, text: str) -> list[str]:
+    def words(self, text: str) -> list[str]:
         return self._ascii(text) if text.isascii() else self._any(text)
 
 
@@ -226,8 +228,8 @@ def _members(codes: U.CodeSet) -> str:
 
 class Cutter:
     """How a text is cut into chunks (`find`), a chunk into the model's words (`words`), and ASCII chunks with marks between them into words
-    and marks (`marked`)."""
+    and marks (`marked`). runs: in the latter, digits that follow each other stay together, each of which is a word."""
 
-    def __init__(self, pattern: str, words: Callable[[str], list[str]], marked: Callable[[str], list[str]]) -> None:
-        self.words, self.marked = words, marked
-        self.find = many_at_once(pattern, 16 if re.fullmatch(pattern, "") else 4)
+    def __init__(self, pattern: str, by: "Finder | Segmenter") -> None:
+        self.words, self.marked, self.runs = by.words, by.marked, by.runs
+        self.find = many_at_once(pattern, 16) if re.fullmatch(pattern, "") else re.compile(pattern).findall

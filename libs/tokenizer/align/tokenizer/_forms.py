@@ -12,6 +12,7 @@ from typing import Any
 from align.tokenizer import _unicode as U
 from align.tokenizer._normalise import Spans
 
+_beyond_ascii = re.compile("[^\x00-\x7f]+").findall  # no ASCII character ever changes
 _L, _V, _T, _S = 0x1100, 0x1161, 0x11A7, 0xAC00  # Hangul is arithmetic: 19 × 21 × 28 syllables
 
 
@@ -64,7 +65,7 @@ class Form:
 
     def _runs(self, text: str) -> list[tuple[int, int]]:
         """(start, end) of each stretch that may change."""
-        if text.isascii() or self._clean.fullmatch(text):
+        if text.isascii() or self._clean.fullmatch("".join(_beyond_ascii(text))):
             return []
         found = (match.span() for match in self._dirty.finditer(text))
         return [(a, b) for a, b in found if any(U.contains(self._touched, ord(char)) for char in text[a:b])]

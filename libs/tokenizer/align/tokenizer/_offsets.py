@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from align.tokenizer import _unicode as U
 from align.tokenizer._bpe import BYTE_TO_CHAR, CHAR_TO_BYTE, Bpe
+from align.tokenizer._regex import MARK
 from align.tokenizer._units import Cache
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Places:
         self._chars, self._bytes = _Sizes(self._bpe, False), _Sizes(self._bpe, True)
         width = self._width = self._ids.width
         self._records = _Records(self._bpe, self._chars, width, bool(tokenizer._post.trims))
+        self._records[-1] = b"\xff" * 2 * width  # the mark
         self._cache = Cache(self._placed, 2 * width, tokenizer._chunks, self._bpe.cache_words)
         self.words: Callable[[str], list[str]] = tokenizer._chunks.words if tokenizer._chunks else _alone
         self._ranges: dict[str, tuple[tuple[int, int], ...]] = {}
@@ -93,12 +95,13 @@ class Places:
         return array(self._ids.code, data)[::2].tolist(), lambda place: data[width + place :: 2 * width]
 
     def _placed(self, words: list[str]) -> Iterator[tuple[str, bytes]]:
-        known, code, width = self._ids.words.having(words), self._ids.code, self._width
-        for word in words:
-            ids = array(code, known[word])
-            data = b"".join(map(self._records.__getitem__, ids))
+        code, width = self._ids.code, self._width
+        ids = array(code, self._ids.words.of([name for word in words for name in (word, MARK)]))  # −1 after each word
+        records = b"".join(map(self._records.__getitem__, ids)).split(self._records[-1])
+        for word, data in zip(words, records, strict=False):
             steps = data[width :: 2 * width]
-            yield word, data if sum(steps) == len(word) and _UNSURE not in steps else self._by_bytes(word, ids)
+            sure = sum(steps) == len(word) and _UNSURE not in steps
+            yield word, data if sure else self._by_bytes(word, array(code, data)[::2])
 
     def _by_bytes(self, word: str, ids: Sequence[int]) -> bytes:
         data = word.encode()
@@ -287,7 +290,7 @@ class Walk:
 
     def _piece(self, piece: str, spans: "Spans") -> None:
         tokenizer, at = self._tokenizer, 0
-        for word in tokenizer._segments(piece) if tokenizer._segments else [piece]:
+        for word in tokenizer._segments.words(piece) if tokenizer._segments else [piece]:
             self.ids += tokenizer._ids.of_word(word)
             if self._starts is None:
                 self.offsets._add((spans[at + a][0], spans[at + b - 1][1]) for a, b in self._places.ranges(word))

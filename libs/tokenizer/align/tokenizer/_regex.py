@@ -6,7 +6,7 @@ look-behind of one character, and (?i:…) on ASCII letters. Anything else raise
 
 import re
 from collections.abc import Callable
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Any, NoReturn
 
 from align.tokenizer import _unicode as U
@@ -16,6 +16,9 @@ _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "e"
 _GROUPS = (("(?:", ""), ("(?i:", "i"), ("(?=", "="), ("(?!", "!"), ("(?<=", "b"), ("(?<!", "b"), ("(?>", ">"), ("(", ""))
 _NO_WORD_IN_BRACKETS = U.from_ranges([(0xB2, 0xB3), (0xB9, 0xB9), (0xBC, 0xBE)])  # ², ³, ¹, ¼, ½, ¾: Oniguruma's own inconsistency
 MARK = "\ud800"  # no text has it
+RUN = "[0-9]{1,16}+"  # of digits, each of which is a word
+_DIGITS = (0x30, 0x3A)
+_LOOKS = ("(?=", "(?!", "(?<=", "(?<!")
 _ENDLESS = ("*", "+")  # how a repeat without a bound is written, or the possessive form of one
 
 
@@ -245,21 +248,22 @@ class Finder:
         self._match = self._compile(letters)
         self.covers = self._covered(letters)
         self._tiling = self._tiled(letters)
+        self.runs = self._parts_digits()
         self.ascii_words = self._tiling.findall
         self._bmp: re.Pattern[str] | None = None
         self._with_mark: re.Pattern[str] | None = None
 
-    def _compile(self, classes: dict[str, Any], tail: str = "") -> re.Pattern[str]:
+    def _compile(self, classes: dict[str, Any], head: str = "", tail: str = "") -> re.Pattern[str]:
         branches = ["".join(p if isinstance(p, str) else _class(classes[p]) for p in branch) for branch in map(_unfolded, self.branches)]
         body = "|".join(branches)
         try:
-            return re.compile(f"(?:{body})" + tail.format(body=body))
+            return re.compile(head + body + tail.format(body=body))
         except (re.error, OverflowError, RecursionError) as error:
             raise TokenizerError(f"{self._where}: Python cannot compile the pattern: {error}") from None
 
     def _tiled(self, classes: dict[str, Any]) -> re.Pattern[str]:
         """The pattern, and after it what it leaves over up to its next match, so that findall tiles the text."""
-        return self._compile(classes, "" if self.covers else "|(?s:(?:(?!{body}).)+)")
+        return self._compile(classes, tail="" if self.covers else "|(?s:(?:(?!{body}).)+)")
 
     def _alternatives(self) -> list[list[Any]]:
         """The pattern cut at its outermost "|"."""
@@ -279,6 +283,14 @@ class Finder:
         sure = re.compile("|".join("".join(i if isinstance(i, str) else _class(letters[i]) for i in b) for b in plain) if plain else "(?!)")
         return all(sure.fullmatch(chr(code)) for code in range(0x80 + len(self._map.blocks)))
 
+    def _parts_digits(self) -> bool:
+        """Whether each ASCII digit is a match of its own: one alternative is a class that has them all, and no other class that is matched
+        has any."""
+        items = [(before, item) for branch in self.branches for before, item in pairwise(["", *branch])]
+        matched = [item for before, item in items if not isinstance(item, str) and before not in _LOOKS]
+        having = [members for members in matched if U.intersect(members, _DIGITS)]
+        return len(having) == 1 and [having[0]] in self.branches and U.intersect(having[0], _DIGITS) == _DIGITS
+
     def _letters(self, members: U.CodeSet, index: int) -> U.CodeSet:
         beyond = [(0x80 + i, 0x80 + i) for i, block in enumerate(self._map.blocks) if block[index]]
         return U.union(U.intersect(members, (0, 0x80)), U.from_ranges(beyond))
@@ -293,10 +305,11 @@ class Finder:
         return self._bmp.findall(text)
 
     def marked(self, text: str) -> list[str]:
-        """The words of an ASCII text with marks in it, each a word of its own. Only if `covers`, and if the pattern has no look-around but
-        (?!class): no class holds the mark, so what stands before one is cut as at the end of a text."""
+        """The words of an ASCII text with marks in it, each a word of its own; but if `runs`, digits that follow each other stay together,
+        up to 16. Only if `covers`, and if the pattern has no look-around but (?!class): no class holds the mark, so what stands before one
+        is cut as at the end of a text."""
         if self._with_mark is None:
-            self._with_mark = re.compile(f"{MARK}|{self._compile(self._spelled).pattern}")
+            self._with_mark = self._compile(self._spelled, f"{MARK}|{RUN}|" if self.runs else f"{MARK}|")
         return self._with_mark.findall(text)
 
     def pieces(self, text: str) -> list[tuple[str, bool]]:

@@ -113,9 +113,9 @@ class Tokenizer:
         self._chunks: Cutter | None = None
         if pre.simple and pre.finder:
             pattern = chunk_pattern(pre.finder) if self._segments is None else None
-            self._chunks = Cutter(pattern, pre.finder.words, pre.finder.marked) if pattern else None
+            self._chunks = Cutter(pattern, pre.finder) if pattern else None
         elif pre.simple and self._segments:
-            self._chunks = Cutter(self._segments.chunks, self._segments, self._segments.marked)
+            self._chunks = Cutter(self._segments.chunks, self._segments)
         self._ids = Ids(self._bpe, self._chunks)
 
     def _units(self, text: str, first: bool) -> list[str]:
@@ -123,14 +123,14 @@ class Tokenizer:
         if self._pretokenizer.simple:
             return self._units_of(self._pretokenizer.prefixed(text, first))
         words = self._pretokenizer.words(text, first)
-        return list(chain.from_iterable(map(self._segments, words))) if self._segments else words
+        return list(chain.from_iterable(map(self._segments.words, words))) if self._segments else words
 
     def _units_of(self, prefixed: str) -> list[str]:
         """The same for a simple pre-tokenizer, of a text that has its prefix."""
         if self._chunks is not None:
             return self._chunks.find(prefixed)
         words = self._pretokenizer.tile(prefixed)
-        return list(chain.from_iterable(map(self._segments, words))) if self._segments else words
+        return list(chain.from_iterable(map(self._segments.words, words))) if self._segments else words
 
     def _changes(self, text: str) -> bool:
         """Whether the normaliser does something to the text."""
@@ -228,7 +228,11 @@ class Tokenizer:
                 if token is not None:
                     ids.append(token)
                     continue
-                ids += self._ids.of(self._units(piece, first))
+                found = self._ids.of(self._units(piece, first))
+                if ids:
+                    ids += found
+                else:
+                    ids = found
         if add_special_tokens:
             return [*self._post.before, *ids, *self._post.after]
         return ids

@@ -6,7 +6,6 @@ a text are joined, and those of many new units cut apart, in C.
 
 from array import array
 from collections.abc import Callable, Iterable
-from itertools import chain, filterfalse
 
 from align.tokenizer._bpe import Bpe
 from align.tokenizer._cuts import Cutter
@@ -16,6 +15,7 @@ Pairs = Iterable[tuple[str, bytes]] | dict[str, bytes]
 
 _AT_ONCE = 1 << 15  # units
 _MOST_CHARACTERS = 4_000_000  # of the keys of a table
+_DIGITS = "0123456789"
 _NARROW = 1 << 23  # ids below it take 4 bytes; the highest of these is never 255, as every byte of the mark is
 
 
@@ -27,16 +27,20 @@ class _Table:
         self._make, self._mark, self._most = make, mark, most
         self._characters = 0
 
-    def having(self, names: list[str]) -> dict[str, bytes]:
+    def of(self, names: list[str]) -> bytes:
+        """The bytes of all names, one after the other."""
+        try:
+            return b"".join(map(self.known.__getitem__, names))
+        except KeyError:
+            return b"".join(map(self._having(set(names)).__getitem__, names))
+
+    def _having(self, names: set[str]) -> dict[str, bytes]:
         """A dict that has all of these."""
-        known = self.known
-        missing = list(set(filterfalse(known.__contains__, names)))
-        if not missing:
-            return known
+        known, missing = self.known, list(names.difference(self.known))
         self._characters += sum(map(len, missing))
         if len(known) + len(missing) > self._most or self._characters > _MOST_CHARACTERS:
             known = {MARK: self._mark}
-            missing = list(set(filterfalse(known.__contains__, names)))
+            missing = list(names.difference(known))
             self._characters = sum(map(len, missing))
         known.update(self._make(missing))
         self.known = known
@@ -54,26 +58,24 @@ class Cache:
 
     def joined(self, units: list[str]) -> bytes:
         """The bytes of all units, one after the other."""
-        try:
-            return b"".join(map(self.units.known.__getitem__, units))
-        except KeyError:
-            parts = (units[at : at + self._at_once] for at in range(0, len(units), self._at_once))
-            return b"".join([b"".join(map(self.units.having(part).__getitem__, part)) for part in parts])
+        if len(units) <= self._at_once:
+            return self.units.of(units)
+        parts = (units[at : at + self._at_once] for at in range(0, len(units), self._at_once))
+        return b"".join(map(self.units.of, parts))
 
     def _of_chunks(self, chunks: list[str]) -> Pairs:
         assert self._cutter
-        plain = [chunk for chunk in chunks if chunk.isascii()]
-        pairs: list[Iterable[tuple[str, bytes]]] = []
-        if plain:
-            words = self._cutter.marked(MARK.join(plain))
-            known = self.words.having(words)
-            pairs.append(zip(plain, b"".join(map(known.__getitem__, words)).split(self._mark), strict=True))
+        plain = list(filter(str.isascii, chunks))
+        words = self._cutter.marked(MARK.join(plain))
         if len(plain) < len(chunks):
             others = [chunk for chunk in chunks if not chunk.isascii()]
-            cut = list(map(self._cutter.words, others))
-            known = self.words.having(list(chain.from_iterable(cut)))
-            pairs.append([(chunk, b"".join(map(known.__getitem__, words))) for chunk, words in zip(others, cut, strict=True)])
-        return chain.from_iterable(pairs)
+            for cut in map(self._cutter.words, others):
+                words.append(MARK)
+                words += cut
+            if not plain:
+                del words[0]
+            plain += others
+        return zip(plain, self.words.of(words).split(self._mark), strict=True)
 
 
 class Ids(Cache):
@@ -84,12 +86,20 @@ class Ids(Cache):
         self.width = array(self.code).itemsize
         super().__init__(self._coded, self.width, cutter, bpe.cache_words)
         self._bpe = bpe
+        self._digits: dict[str, bytes] | None = None
 
     def of(self, units: list[str]) -> list[int]:
         return array(self.code, self.joined(units)).tolist()
 
     def of_word(self, word: str) -> list[int]:
-        return array(self.code, self.words.having([word])[word]).tolist()
+        return array(self.code, self.words.of([word])).tolist()
 
     def _coded(self, words: list[str]) -> Pairs:
-        return self._bpe.coded(words, self.code)
+        if self._cutter is None or not self._cutter.runs:
+            return self._bpe.coded(words, self.code)
+        # A run of digits is the digits one by one.
+        if self._digits is None:
+            self._digits = self._bpe.coded(list(_DIGITS), self.code)
+        runs = [word for word in words if len(word) > 1 and word.isdigit() and word.isascii()]
+        made = {run: b"".join(map(self._digits.__getitem__, run)) for run in runs}
+        return made | self._bpe.coded([word for word in words if word not in made] if made else words, self.code)
