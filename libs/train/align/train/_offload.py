@@ -82,6 +82,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         elements = int(pinned_staging_gb * 2**30) // (LANES * PIECE_BYTES) & ~15  # whole cache lines
         if elements < 16:
             raise TrainError(f"optimizer.pinned_staging_gb is {pinned_staging_gb:g}, which holds no gradient; it must be at least 1e-6")
+        elements = 1 << (elements.bit_length() - 1)  # torch gives pinned memory in powers of two: more would be above the cap
         self._piece = min(elements, max((member.master.numel() for member in self._members), default=1))
         self._cuda = any(member.rows.is_cuda for member in self._members)
         self._lanes = [_Lane(self._piece, self._cuda) for _ in range(LANES)]
@@ -89,8 +90,8 @@ class OffloadAdamW(torch.optim.Optimizer):
 
     @property
     def staging_bytes(self) -> int:
-        """Pinned memory in use."""
-        return sum(lane._bytes.numel() for lane in self._lanes)
+        """Pinned memory in use, as torch gives it: each piece rounded up to a power of two."""
+        return sum(1 << (lane._bytes.numel() - 1).bit_length() for lane in self._lanes)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
