@@ -25,6 +25,7 @@ from align.rollout._types import Sample
 
 _PREFILL_TOKENS = 16384  # read at once; bounds the activations
 _STEPS = 4  # queued between two looks at which rows have stopped
+_TOGETHER = 16  # a sixteenth of the rows must be free before samples enter: reading a prompt stops all that run
 
 
 @dataclass
@@ -120,7 +121,10 @@ class PagedRun:
         self._compact()
 
     def _admit(self) -> None:
-        """Samples enter while there are rows and pages for them."""
+        """Samples enter while there are rows and pages for them; a few at once, but for the last ones."""
+        left = len(self._waiting) * self._n + sum(len(prompt.waiting) for prompt in self._read)
+        if self._rows and len(self._free_rows) < min(left, self._max_rows // _TOGETHER):
+            return
         while self._free_rows and (self._read or self._waiting):
             if not self._read and not self._prefill():
                 return
