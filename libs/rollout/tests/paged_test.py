@@ -12,7 +12,8 @@ from align.objectives import sequence_logprobs
 from align.rollout import NativeSampler, RolloutError
 from align.rollout import _pages as pages_module
 from align.rollout._advance import FIELDS, FLAG, IDLE, LIMIT, NEXT, POSITION, STEP, TOKEN, advance
-from align.rollout._engine import Engine, bucket, page_bytes
+from align.rollout._engine import bucket, page_bytes
+from align.rollout._paged_run import PagedRun
 from align.rollout._pages import PAGE, Pages
 
 MODEL = make_model()
@@ -47,14 +48,21 @@ def test_the_simple_engine_s_samples_whatever_the_rows(rows, strict):
     all_free(sampler)
 
 
-def test_prompts_are_read_a_few_at_once_while_rows_run(monkeypatch):
-    """Of 48 rows three must be free; the last prompts need not wait for as many."""
-    read, prefill, prompts = [], Engine.prefill, make_prompts(150, seed=8)
-    monkeypatch.setattr(Engine, "prefill", lambda engine, given, pages: (read.append(len(given)), prefill(engine, given, pages))[1])
-    options = {"max_new_tokens": 18, "temperature": 0.9, "seeds": range(150)}
-    sampler = NativeSampler(MODEL, eos_ids=[0, 1, 2], max_batch=48, paged=True)
-    same(sampler.generate(prompts, **options), NativeSampler(MODEL, eos_ids=[0, 1, 2]).generate(prompts, **options))
-    assert sum(read) == 150 and len(read) > 5 and min(read[:-1]) >= 3
+def test_samples_enter_a_few_at_once_while_rows_run(monkeypatch):
+    """Of 48 rows three must be free; the last samples need not wait for as many."""
+    admit, prompts, entered = PagedRun._admit, make_prompts(150, seed=8), []
+
+    def watched(run):
+        before = len(run._rows)
+        admit(run)
+        if before and len(run._rows) > before:
+            entered.append((len(run._rows) - before, len(run._waiting) + len(run._read)))
+
+    monkeypatch.setattr(PagedRun, "_admit", watched)
+    options = {"max_new_tokens": 60, "temperature": 0.9, "seeds": range(150)}
+    sampler = NativeSampler(MODEL, eos_ids=[0], max_batch=48, paged=True)
+    same(sampler.generate(prompts, **options), NativeSampler(MODEL, eos_ids=[0]).generate(prompts, **options))
+    assert len(entered) > 5 and all(new >= 3 or left == 0 for new, left in entered)
     all_free(sampler)
 
 
