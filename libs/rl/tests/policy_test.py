@@ -74,6 +74,18 @@ def test_answers_that_are_not_trained_are_scored_and_not_fed(forward_impl):
 
 
 @pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])
+@pytest.mark.parametrize("prompt", [[1], [1, 5, 9]])
+def test_answers_without_tokens_change_nothing_for_those_that_share_their_prompt(prompt, forward_impl):
+    """The row of such an answer ends before the prompt does, with a prompt of one token before it begins."""
+    model = small_model(1, layers=2)
+    answers = [[], [7, 3], [], [8, 2, 4], [7]]
+    rollouts = [Rollout(0, 0, prompt, ids, [-0.5] * len(ids), False, "", 0.0, "made") for ids in answers]
+    found = Scorer(micro_batch=5, pad_id=0, forward_impl=forward_impl).logprobs(model, rollouts)
+    for values, each in zip(found, rollouts, strict=True):
+        assert values == (pytest.approx(plain_logprobs(model, [each], 1.0)[0].tolist(), abs=1e-5) if each.ids else [])
+
+
+@pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])
 @pytest.mark.parametrize(
     "options",
     [

@@ -54,11 +54,15 @@ def _shared_prompts(model: Any, batch: Mapping[str, Tensor], real: Tensor) -> Te
     ids, leaders = batch["input_ids"], batch["leaders"]
     at = torch.arange(ids.shape[1], device=ids.device)
     leads = (leaders == torch.arange(len(ids), device=ids.device))[:, None]
-    own = real & (leads | (at >= batch["prompts"][:, None]))  # (B, T): computed for this row
+    begun = torch.minimum(batch["prompts"], batch["lengths"][leaders])[:, None]  # a leader without an answer lacks the prompt's last token
+    own = real & (leads | (at >= begun))  # (B, T): computed for this row
     token = own.flatten().cumsum(0).view_as(own) - 1
     token = token.where(own, token[leaders])
     hidden: Tensor = model(
-        ids[own][None], position_ids=at.expand_as(ids)[own][None], paths=token.where(real, -1), forward_impl="cpu_per_document"
+        ids[own][None],
+        position_ids=at.expand_as(ids)[own][None],
+        paths=token.where(real, -1)[batch["lengths"] > 0],
+        forward_impl="cpu_per_document",
     )
     return hidden.index_select(1, token[real])
 
