@@ -48,6 +48,13 @@ def test_the_simple_engine_s_samples_whatever_the_rows(rows, strict):
     all_free(sampler)
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e300])
+def test_temperatures_beyond_fp32(temperature):
+    options = {**OPTIONS, "temperature": temperature}
+    sampler = NativeSampler(MODEL, eos_ids=[0, 1, 2], paged=True)
+    same(sampler.generate(REQUESTS, **options), NativeSampler(MODEL, eos_ids=[0, 1, 2]).generate(REQUESTS, **options))
+
+
 def test_samples_enter_a_few_at_once_while_rows_run(monkeypatch):
     """Of 48 rows three must be free; the last samples need not wait for as many."""
     admit, prompts, entered = PagedRun._admit, make_prompts(150, seed=8), []

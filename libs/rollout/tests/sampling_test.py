@@ -108,6 +108,18 @@ def test_temperature_zero_takes_the_most_likely_token():
     assert torch.allclose(raw, logits.log_softmax(-1).amax(-1), atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1e-15, 1e-30, 1e-40, 1e-45, 5e-324])
+def test_the_smallest_temperatures_take_the_most_likely_token_or_one_of_its_equals(temperature):
+    logits = torch.tensor([[1.0, 3.0, 2.0, -1e9, 3.0], [-7.0, -50.0, -8.0, -9.0, -9.0]])
+    keys = torch.arange(400)
+    for row, likely in enumerate(([1, 4], [0])):
+        noise = Noise(len(keys), 5, CPU).negative_exponential(token_keys(keys, torch.tensor(1)))
+        tokens, logprobs, raw = draw(logits[row].expand(len(keys), 5), SamplingParams(temperature), noise)
+        assert set(tokens.tolist()) == set(likely)
+        assert logprobs.tolist() == pytest.approx([-math.log(len(likely))] * len(keys), abs=1e-6)
+        torch.testing.assert_close(raw, logits[row].log_softmax(-1)[tokens])
+
+
 def test_equally_likely_tokens_stay_together_and_one_token_always_stays():
     logits = torch.tensor([[2.0, 2.0, 2.0, 0.0]])
     noise = Noise(1, 4, CPU)

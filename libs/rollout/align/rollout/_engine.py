@@ -36,7 +36,7 @@ class Options:
         return cls(floats[0], torch.zeros(rows, dtype=torch.int32, device=device), *floats[1:])
 
     def set(self, params: SamplingParams) -> None:
-        self.temperature.fill_(params.temperature)
+        self.temperature.fill_(params.divisor)
         self.top_k.fill_(min(params.top_k, 2**31 - 1))
         self.top_p.fill_(params.top_p)
         self.min_p.fill_(params.min_p)

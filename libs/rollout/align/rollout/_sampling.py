@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+_SMALLEST, _LARGEST = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
+_COLD = 2.0**-64  # temperatures below it: logits divided by them could leave fp32
+
 
 class RolloutError(ValueError):
     """A request that can't be served as asked: the message names the value and the way out."""
@@ -43,6 +46,11 @@ class SamplingParams:
             raise RolloutError(f"min_p {self.min_p} must be between 0 (= off) and 1")
 
     @property
+    def divisor(self) -> float:
+        """The temperature as fp32 can divide by it: 0, or a normal number."""
+        return min(max(self.temperature, _SMALLEST), _LARGEST) if self.temperature else 0.0
+
+    @property
     def filtered(self) -> bool:
         """Whether any token can be cut off."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
@@ -66,7 +74,8 @@ def draw(
     if negative_noise is None:
         raise TypeError("negative_noise is needed at temperature > 0")
     plain = params.temperature == 1
-    probs = torch.softmax(logits if plain else logits / params.temperature, -1)
+    scaled = logits - logits.amax(-1, keepdim=True) if params.temperature < _COLD else logits
+    probs = torch.softmax(scaled if plain else scaled / params.divisor, -1)
     kept = _filter(probs, params) if params.filtered else probs
     tokens = _largest(negative_noise / kept)  # a token of probability 0 is at -inf
     chosen = tokens.unsqueeze(-1)
