@@ -183,3 +183,31 @@ def test_caches_give_what_merging_each_word_gives(texts):
             want = slow_ids(tokenizer, text)
             assert tokenizer.encode(text) == want, (name, text)
             assert tokenizer.encode_with_offsets(text).ids == want
+
+
+class _Overtaken(dict):
+    """A table whose missing names another thread makes at the moment they are missed."""
+
+    def __init__(self, known, meanwhile):
+        super().__init__(known)
+        self._meanwhile = [meanwhile]
+
+    def __getitem__(self, name):
+        if name not in self and self._meanwhile:
+            self._meanwhile.pop()()
+            raise KeyError(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_threads_may_meet_a_text_for_the_first_time_together(name):
+    text = "Two threads, 12345 chunks,\r\nau même instant 中文."
+    wanted = load(name).encode(text)
+    offsets = load(name).encode_with_offsets(text).offsets
+    tokenizer = pickle.loads(pickle.dumps(load(name)))
+    tokenizer.encode_with_offsets("")
+    for cache in (tokenizer._ids, tokenizer._places._cache):
+        for table in (cache.units, cache.words):
+            table.known = _Overtaken(table.known, lambda: tokenizer.encode_with_offsets(text))
+    assert tokenizer.encode(text) == wanted
+    assert tokenizer.encode_with_offsets(text).offsets == offsets

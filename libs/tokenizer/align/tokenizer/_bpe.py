@@ -158,9 +158,10 @@ class Bpe:
         """The ids of a word."""
         if len(word) <= 256:
             return self._ids(word)
-        if self._last[0] != word:
-            self._last = (word, self._ids(word))
-        return self._last[1]
+        last = self._last  # read once: another thread may set it
+        if last[0] != word:
+            last = self._last = (word, self._ids(word))
+        return last[1]
 
     def coded(self, words: list[str], code: str) -> dict[str, bytes]:
         """For each word its ids as the bytes of an array of type `code`."""

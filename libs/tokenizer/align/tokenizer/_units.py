@@ -36,7 +36,10 @@ class _Table:
 
     def _having(self, names: set[str]) -> dict[str, bytes]:
         """A dict that has all of these."""
-        known, missing = self.known, list(names.difference(self.known))
+        known = self.known
+        missing = list(names.difference(known))
+        if not missing:
+            return known  # another thread has just made them
         self._characters += sum(map(len, missing))
         if len(known) + len(missing) > self._most or self._characters > _MOST_CHARACTERS:
             known = {MARK: self._mark}
