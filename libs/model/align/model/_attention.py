@@ -16,7 +16,8 @@ from align.model._errors import ModelError
 # sdpa_causal: each row of the batch is one document, padded on the right.
 # cpu_per_document: packed rows; each document is attended to alone. Any device, meant for the CPU.
 # sdpa_cached: keys and values from a KVCache.
-_ALIKE = 1.25  # packed documents are attended to together if none is longer than the shortest by more than this factor
+_PADDING_LIMIT = 2.5  # padded tokens for each real one, up to which packed documents are attended to in one call, else one by one
+_ALIKE = 1.25  # sequences of `paths` are attended to together if none is longer than the shortest by more than this factor
 # varlen: packed rows on a GPU in bf16 or fp16, torch.nn.attention.varlen; nothing waits for the device.
 # invariant: for strict sampling; packed or not, a token's result is the same bits whatever else is in the batch (half precision, a GPU).
 FORWARD_IMPLS = ("sdpa_causal", "cpu_per_document", "sdpa_cached", "varlen", "invariant")
@@ -41,7 +42,7 @@ class Context:
     slots: Tensor | None = None  # (B * T,) rows of the flattened cache to write; None: the first T of every row
     bound: int = 0  # keys 0 .. bound - 1 of the cache are looked at
     masks: dict[Any, Tensor] = field(default_factory=dict)  # window -> mask, built once
-    groups: list[tuple[int, int]] = field(default_factory=list)  # cpu_per_document: how many of like length, and the longest
+    groups: list[tuple[int, int]] = field(default_factory=list)  # cpu_per_document: how many are attended to in one call, and the longest
     members: Tensor | None = None  # (all groups' padded rows,) the token of each place
     places: Tensor | None = None  # (B * T,) a place of each token
     ends: Tensor | None = None  # varlen, invariant: (S + 1,) int32 on the device
@@ -108,8 +109,7 @@ def _varlen_context(ends: Tensor, longest: int) -> Context:
 
 
 def _per_document(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int | None) -> Tensor:
-    """Documents of like length in one call, each in a row of its own, padded: for short documents several times as fast as a call apiece,
-    and little is computed for padding, whose share would otherwise grow with the square of the length."""
+    """The documents of a group in one call, each in a row of its own, padded: for short ones several times as fast as a call apiece."""
     (batch, length, heads, dim), kv_heads = q.shape, k.shape[2]
     assert context.members is not None and context.places is not None
     rows = torch.cat((q, k, v), 2).view(batch * length, -1).index_select(0, context.members)
@@ -121,24 +121,32 @@ def _per_document(q: Tensor, k: Tensor, v: Tensor, context: Context, window: int
     return out.index_select(0, context.places).view(batch, length, -1)
 
 
-def _grouped(lengths: list[int], tokens_of: Callable[[Tensor, int], Tensor], total: int, device: torch.device) -> Context:
-    """Documents of like length together, for `_per_document`.
+def _grouped(
+    groups: list[list[int]], lengths: list[int], tokens_of: Callable[[Tensor, int], Tensor], total: int, device: torch.device
+) -> Context:
+    """Documents for `_per_document`, those of a group in one call.
 
     tokens_of: given documents (n,) int64 and a length, their first tokens (n, length) among the `total` tokens of the batch, -1 after the
     end of a document.
     """
-    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
-    groups, members, begun = [], [], 0
-    for at, document in enumerate(by_length, 1):
-        if at == len(by_length) or lengths[by_length[at]] > _ALIKE * lengths[by_length[begun]]:
-            members.append(tokens_of(torch.tensor(by_length[begun:at], device=device), lengths[document]).flatten())
-            groups.append((at - begun, lengths[document]))
-            begun = at
+    longest = [max(lengths[document] for document in group) for group in groups]
+    members = [tokens_of(torch.tensor(group, device=device), most).flatten() for group, most in zip(groups, longest, strict=True)]
     joined = torch.cat(members)
     slots = (joined >= 0).nonzero()[:, 0]
     # A token of several documents is taken from the first of its places: always the same one.
     places = torch.full((total,), len(joined), device=device).scatter_reduce_(0, joined[slots], slots, "amin")
-    return Context("cpu_per_document", groups=groups, members=joined.clamp_(min=0), places=places, longest=max(lengths))
+    shapes = [(len(group), most) for group, most in zip(groups, longest, strict=True)]
+    return Context("cpu_per_document", groups=shapes, members=joined.clamp_(min=0), places=places, longest=max(lengths))
+
+
+def _alike(lengths: list[int]) -> list[list[int]]:
+    """Sequences of like length together, from the shortest up."""
+    groups: list[list[int]] = []
+    for at in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if not groups or lengths[at] > _ALIKE * lengths[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(at)
+    return groups
 
 
 def _packed_context(spans: tuple[tuple[int, int], ...], device: torch.device) -> Context:
@@ -148,7 +156,9 @@ def _packed_context(spans: tuple[tuple[int, int], ...], device: torch.device) ->
         tokens = starts[documents, None] + torch.arange(length, device=device)
         return tokens.where(tokens < ends[documents, None], -1)
 
-    return _grouped([b - a for a, b in spans], tokens_of, spans[-1][1], device)
+    lengths, total, documents = [b - a for a, b in spans], spans[-1][1], list(range(len(spans)))
+    together = len(spans) * max(lengths) <= _PADDING_LIMIT * total
+    return _grouped([documents] if together else [[at] for at in documents], lengths, tokens_of, total, device)
 
 
 def _paths_context(paths: Tensor, total: int, position_ids: Tensor | None) -> Context:
@@ -161,7 +171,8 @@ def _paths_context(paths: Tensor, total: int, position_ids: Tensor | None) -> Co
         or not torch.equal(paths.unique()[-total:], torch.arange(total, device=paths.device))
     ):
         raise ModelError(f"paths must lead through each of the {total} tokens, and none may be empty")
-    return _grouped(lengths.tolist(), lambda documents, length: paths[documents, :length], total, paths.device)
+    each = lengths.tolist()
+    return _grouped(_alike(each), each, lambda documents, length: paths[documents, :length], total, paths.device)
 
 
 def _cached(q: Tensor, k: Tensor, v: Tensor, context: Context, cache: KVCache, layer: int, window: int | None) -> Tensor:
