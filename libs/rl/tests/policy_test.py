@@ -73,6 +73,24 @@ def test_answers_that_are_not_trained_are_scored_and_not_fed(forward_impl):
     assert fed(rollouts) == [0]
 
 
+def test_ranks_run_as_many_forwards_whatever_is_trained_on_each(monkeypatch):
+    """Of a sharded model each forward waits for all ranks: one more or less on one of them, and they wait for ever."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    model, runs, scorer = small_model(1, layers=2), [], Scorer(micro_batch=3, pad_id=0)
+    model.register_forward_hook(lambda *_: runs.append(1))
+    rollouts = sampled(model)
+    counts, wanted = [], plain_logprobs(model, rollouts, 1.0)
+    for trained in ([True] * 6, [False] * 6, [True] * 3 + [False] * 3, [True, False] * 3):
+        for each, flag in zip(rollouts, trained, strict=True):
+            each.trained = flag
+        runs.clear()
+        for values, plain in zip(scorer.logprobs(model, rollouts), wanted, strict=True):
+            assert values == pytest.approx(plain.tolist(), abs=1e-5)
+        counts.append(len(runs))
+    assert counts == [4] * 4
+
+
 @pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])
 @pytest.mark.parametrize("prompt", [[1], [1, 5, 9]])
 def test_answers_without_tokens_change_nothing_for_those_that_share_their_prompt(prompt, forward_impl):

@@ -136,13 +136,20 @@ class Scorer:
             found: dict[int, list[float]] = {}
             for places in (trained, [at for at in range(len(whole)) if at not in set(trained)]):
                 part = [whole[at] for at in places]
+                if not part and _sharing():
+                    part = whole[:1]  # a sharded model's forward waits for that of every rank, and others may have both kinds
                 if part:
                     batch = to_tensors(as_batch(part, pad_id=self._pad_id), device)
                     mask = answer_mask(part, batch["input_ids"].shape[1]).to(device)
-                    found.update(zip(places, per_answer(told(batch, mask), mask), strict=True))
+                    found.update(zip(places, per_answer(told(batch, mask), mask), strict=bool(places)))
             out += [found[at] for at in range(len(whole))]
         self._done(model)
         return out
+
+
+def _sharing() -> bool:
+    """Whether other ranks run the model at the same time."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def per_answer(values: Tensor, mask: Tensor) -> list[list[float]]:
