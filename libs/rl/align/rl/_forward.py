@@ -137,7 +137,7 @@ class Scorer:
             for places in (trained, [at for at in range(len(whole)) if at not in set(trained)]):
                 part = [whole[at] for at in places]
                 if not part and _sharing():
-                    part = whole[:1]  # a sharded model's forward waits for that of every rank, and others may have both kinds
+                    part = [whole[0]]  # a sharded model's forward waits for that of every rank, and others may have both kinds
                 if part:
                     batch = to_tensors(as_batch(part, pad_id=self._pad_id), device)
                     mask = answer_mask(part, batch["input_ids"].shape[1]).to(device)
