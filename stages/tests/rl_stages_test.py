@@ -186,6 +186,21 @@ def test_path_bias_is_bound_to_its_checkpoint(caller, capsys):
 
 RUNS = {
     "grpo": ("grpo", [*GRPO, "rollout.inner_steps=2", "rollout.dead_retries=2"]),
+    "grpo_mixed": (  # of one rank's answers all are trained, of the other's some: both must run as many forwards
+        "grpo",
+        [
+            *GRPO,
+            "rollout.inner_steps=2",
+            "rollout.dead_retries=1",
+            "rollout.group=4",
+            "rollout.overlong=penalty",
+            "policy.level=gspo",
+            "policy.over=sequences",
+            "policy.kl=0.1",
+            "policy.kl_in=reward",
+            "seed=12",
+        ],
+    ),
     "dpo": ("dpo", DPO),
     "prm": ("prm", PRM),
     "prm_value": ("prm", [*PRM, "prm.head=value"]),
