@@ -64,8 +64,7 @@ class Forward:
             bias = layer.qkv_bias if split else None  # else it is in qkv
             if layer.q_norm is not None and layer.k_norm is not None:
                 if split:
-                    qkv = qkv[0] if len(qkv) == 1 else qkv.sum(0)
-                    qkv, bias = (qkv if bias is None else qkv + bias).to(keys.dtype), None
+                    qkv, bias = (qkv.sum(0) if bias is None else qkv.sum(0) + bias).to(keys.dtype), None
                 self._norm_heads(qkv, layer.q_norm, layer.k_norm)
             tables, at = (self._cos, self._sin), (keys, values, table)
             window, counters = layer.window, self._counters
