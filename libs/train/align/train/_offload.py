@@ -79,7 +79,7 @@ class OffloadAdamW(torch.optim.Optimizer):
         """Raises TrainError when the staging memory holds no element."""
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._members = [_Member(parameter, group) for group in self.param_groups for parameter in group["params"]]
-        elements = int(pinned_staging_gb * 2**30) // (LANES * PIECE_BYTES) & ~15  # whole cache lines
+        elements = int(pinned_staging_gb * 2**30) // (LANES * PIECE_BYTES)
         if elements < 16:
             raise TrainError(f"optimizer.pinned_staging_gb is {pinned_staging_gb:g}, which holds no gradient; it must be at least 1e-6")
         elements = 1 << (elements.bit_length() - 1)  # torch gives pinned memory in powers of two: more would be above the cap
