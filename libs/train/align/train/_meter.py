@@ -22,7 +22,7 @@ SPIKE_LEAST = 16  # none is called a spike before so many
 def step_flops(model: nn.Module, micro_batches: Sequence[Any]) -> float:
     """Model FLOPs of a step's forward and backward on one rank: 6 for a token and each weight of a matrix product, 6 · L · H · Dh for a
     token and each position of its document (causal attention is half of 12; Narayanan et al. 2021, arXiv:2104.04473, appendix).
-    What is computed again does not count, nor does padding where a batch has `lengths` (B,) or cu_seqlens.
+    What is computed again does not count, nor does the padding of a batch that has `lengths` (B,).
 
     0 for a model that is no Decoder, or batches without input_ids.
     """
