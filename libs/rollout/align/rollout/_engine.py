@@ -74,6 +74,13 @@ class Engine:
         self._graphs.clear()
         del self._cache, self._forward
 
+    def put(self, numbers: list[int] | list[list[int]]) -> Tensor:
+        """As int64 on the device. Steps are queued ahead: this waits for none of them."""
+        return self._send(torch.tensor(numbers))
+
+    def _send(self, x: Tensor) -> Tensor:
+        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
+
     def idle(self, rows: Tensor) -> None:
         """These rows, (k,) int64, run nothing from now on."""
         self.state[:, rows] = 0
@@ -105,19 +112,19 @@ class Engine:
         rows = torch.repeat_interleave(torch.arange(len(prompts)), lengths)
         positions = torch.arange(int(ends[-1])) - ends[rows]
         tokens = torch.tensor([token for prompt in prompts for token in prompt])
-        tokens, positions, rows, table, ends = (x.to(self.device, non_blocking=True) for x in (tokens, positions, rows, table, ends))
+        tokens, positions, rows, table, ends = (self._send(x) for x in (tokens, positions, rows, table, ends))
         hidden = self._forward.prefill(tokens, positions, rows, table, ends, int(lengths.max()))
         return hidden.index_select(0, ends[1:].long() - 1)
 
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:
         """Copies whole pages: the last one of a prompt, which each of its samples goes on writing to."""
         if sources:
-            of, to = torch.tensor([sources, targets], device=self.device)
+            of, to = self.put([sources, targets])
             self._cache.k[:, to], self._cache.v[:, to] = self._cache.k[:, of], self._cache.v[:, of]
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Rows of `sources` go on as rows of `targets`; the former are idle then."""
-        of, to = torch.tensor([sources, targets], device=self.device)
+        of, to = self.put([sources, targets])
         for x in (self.table, self.ids, self.logprobs, self.raw_logprobs):
             x[to] = x[of]
         self.state[:, to] = self.state[:, of]

@@ -180,7 +180,7 @@ class PagedRun:
 
     def _enter(self, entering: list[tuple[_Prompt, int]]) -> None:
         """Sets the state of new rows and draws their first tokens."""
-        engine, device = self._engine, self._engine.device
+        engine = self._engine
         numbers = {row.sample: number for number, row in self._rows.items()}
         rows = [numbers[sample] for _, sample in entering]
         columns, tables, sources, targets = [], [], [], []
@@ -196,9 +196,9 @@ class PagedRun:
                 targets.append(own[prompt.full])
             if self._watch:
                 self._watchers[number] = self._watch(prompt.request.prompt)
-        at = torch.tensor(rows, device=device)
-        engine.state[:, at] = torch.tensor(columns, device=device).T
-        engine.table[at] = torch.tensor(tables, dtype=torch.int32, device=device)
+        at = engine.put(rows)
+        engine.state[:, at] = engine.put(columns).T
+        engine.table[at] = engine.put(tables).int()
         engine.copy_pages(sources, targets)
         engine.draw(torch.stack([prompt.hidden for prompt, _ in entering]), at)
         for prompt in {id(prompt): prompt for prompt, _ in entering}.values():
@@ -233,7 +233,7 @@ class PagedRun:
 
     def _observe(self, rows: list[int]) -> None:
         """Shows the tokens just drawn to the caller and to the watchers of stop strings; waits for the device."""
-        at = torch.tensor(rows, device=self._engine.device)
+        at = self._engine.put(rows)
         state = self._engine.state[:, at]
         tokens = self._engine.ids[at].gather(1, state[STEP, :, None] - 1)[:, 0].tolist()
         flags, hits = state[FLAG].tolist(), []
@@ -243,7 +243,7 @@ class PagedRun:
             if self._watch and self._watchers[number].push(token):
                 hits.append(number)
         if hits:
-            self._engine.state[FLAG, torch.tensor(hits, device=self._engine.device)] = STOPPED
+            self._engine.state[FLAG, self._engine.put(hits)] = STOPPED
         done = set(hits) | {number for number, flag in zip(rows, flags, strict=True) if flag != RUNNING}
         if done:
             self._retire(sorted(done))
@@ -251,8 +251,8 @@ class PagedRun:
     def _retire(self, numbers: list[int]) -> None:
         """Notes the results of rows that are done, and frees them."""
         engine = self._engine
-        samples = torch.tensor([self._rows[number].sample for number in numbers], device=engine.device)
-        at = torch.tensor(numbers, device=engine.device)
+        samples = engine.put([self._rows[number].sample for number in numbers])
+        at = engine.put(numbers)
         for kept, source in ((self._ids, engine.ids), (self._logprobs, engine.logprobs), (self._raw_logprobs, engine.raw_logprobs)):
             kept[samples] = source[at, : self._width]
         self._ended[:, samples] = engine.state[:, at][[STEP, FLAG]]
@@ -281,7 +281,7 @@ class PagedRun:
     def _clear(self) -> None:
         """Gives back whatever is still held; nothing is after a run to the end."""
         if self._rows:
-            self._engine.idle(torch.tensor(sorted(self._rows), device=self._engine.device))
+            self._engine.idle(self._engine.put(sorted(self._rows)))
         for row in self._rows.values():
             self._engine.pages.release(row.pages)
         for prompt in self._read:
