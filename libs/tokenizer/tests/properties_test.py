@@ -1,6 +1,10 @@
 """What holds for every text and every stream of ids."""
 
+import os
 import pickle
+import signal
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -122,6 +126,57 @@ def test_batches():
         tokenizer.encode_batch(texts, processes=0)
     with pytest.raises(TokenizerError, match="lone surrogate"):
         tokenizer.encode_batch(["a", "\ud800"], processes=2)
+
+
+SCRIPT = """
+import os, signal, sys
+from align.tokenizer import Tokenizer, TokenizerError
+worker, case = __name__ != "__main__", sys.argv[1]
+if worker and case == "exits":
+    os._exit(7)
+if worker and case == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if worker and case == "at work":
+    Tokenizer.encode = lambda *words, **more: os.kill(os.getpid(), signal.SIGKILL)
+if worker and case == "raises":
+    Tokenizer.encode = lambda *words, **more: 1 / 0
+if case == "unguarded" or not worker:
+    large = {"more": "than a pipe takes" * 10000}
+    tokenizer = Tokenizer.from_dict({"model": {"type": "BPE", "vocab": {"a": 0, " ": 1}, "merges": []}}, large)
+    try:
+        tokenizer.encode_batch(["a " * 50000] * 8, processes=2)
+    except (TokenizerError, ZeroDivisionError) as error:
+        sys.stdout.write(f"{'worker' if worker else 'parent'} {error}\\n")  # at once: two workers write
+        if worker:
+            raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("unguarded", "a worker of encode_batch ended with exit code 1 at its start: a script calls encode_batch with processes under `if"),
+        ("exits", "a worker of encode_batch ended with exit code 7 at its start: a script calls"),
+        ("killed", "a worker of encode_batch was ended by signal 9; where memory was short, take fewer processes"),
+        ("at work", "a worker of encode_batch was ended by signal 9; where"),
+        ("raises", "division by zero"),
+    ],
+)
+def test_a_worker_that_dies_ends_the_batch_and_leaves_no_process(tmp_path, case, told):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    program = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), case], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out = program.communicate(timeout=60)[0].splitlines()  # to the end of all that holds the pipes: no worker is left
+    finally:
+        if program.returncode is None:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.communicate()
+    assert program.returncode == 0 and out[-1].startswith(f"parent {told}")
+    assert all(line.startswith("worker ") and 'if __name__ == "__main__":' in line for line in out[:-1])
+    assert (len(out) > 1) == (case == "unguarded")
 
 
 def test_pickle():

@@ -1,30 +1,17 @@
 """Many texts over several processes."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from align.tokenizer._errors import TokenizerError
 
 if TYPE_CHECKING:
     from align.tokenizer._tokenizer import Tokenizer
 
-_tokenizer = None
-
-
-def _start(tokenizer: "Tokenizer") -> None:
-    global _tokenizer
-    _tokenizer = tokenizer
-
-
-def _encode(job: Any) -> list[list[int]]:
-    texts, add_special_tokens, special = job
-    assert _tokenizer is not None  # _start ran in this process
-    return [_tokenizer.encode(text, add_special_tokens=add_special_tokens, special=special) for text in texts]
-
 
 def encode_batch(tokenizer: "Tokenizer", texts: Iterable[str], processes: int, add_special_tokens: bool, special: str) -> list[list[int]]:
     """In order. Processes are spawned, so that a parent with threads or a GPU is safe; a script that calls this needs the usual
-    `if __name__ == "__main__":`."""
+    `if __name__ == "__main__":`. Raises TokenizerError, also when a worker dies."""
     if not isinstance(processes, int) or processes < 1:
         raise TokenizerError(f"processes {processes!r} should be a number from 1")
     if isinstance(texts, (str, bytes)):
@@ -34,12 +21,9 @@ def encode_batch(tokenizer: "Tokenizer", texts: Iterable[str], processes: int, a
         tokenizer._skipper(text, special)  # errors come from here, with their text still at hand
     if processes == 1 or len(texts) < 2:
         return [tokenizer.encode(text, add_special_tokens=add_special_tokens, special=special) for text in texts]
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
+    from align.tokenizer._workers import encode_over
 
-    jobs = [(chunk, add_special_tokens, special) for chunk in _chunks(texts, processes * 4)]
-    with ProcessPoolExecutor(processes, get_context("spawn"), _start, (tokenizer,)) as pool:
-        return [ids for part in pool.map(_encode, jobs) for ids in part]
+    return encode_over(tokenizer, [(chunk, add_special_tokens, special) for chunk in _chunks(texts, processes * 4)], processes)
 
 
 def _chunks(texts: list[str], count: int) -> list[list[str]]:
