@@ -1,5 +1,6 @@
 """The policy objective on a small model: against whole logits in float64, with and without padding, ratio 1 on policy, KL where asked."""
 
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -53,6 +54,29 @@ def test_log_probabilities_are_the_sampler_s_at_its_temperature(temperature, for
     for each, values, plain in zip(rollouts, found, plain_logprobs(model, rollouts, temperature), strict=True):
         assert values == pytest.approx(each.logprobs, abs=1e-5)
         assert values == pytest.approx(plain.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])
+@pytest.mark.parametrize("temperature", [1e-18, 1e-30, 1e-40, 5e-324, 1e300])
+def test_temperatures_that_fp32_cannot_divide_by_are_the_sampler_s_too(temperature, forward_impl):
+    model = small_model(1, layers=2)
+    rollouts = sampled(model, temperature=temperature)
+    found = Scorer(micro_batch=4, pad_id=0, temperature=temperature, forward_impl=forward_impl).logprobs(model, rollouts)
+    for each, values in zip(rollouts, found, strict=True):
+        expected = 0.0 if temperature < 1 else -math.log(40)
+        assert values == pytest.approx(each.logprobs, abs=1e-5) and values == pytest.approx([expected] * len(each.ids), abs=1e-5)
+    for each in rollouts:
+        each.ids = [7] * len(each.ids)  # not what the sampler takes: far away, and a number
+    batch, _ = credited(model, PolicyConfig(), rollouts, temperature=temperature, forward_impl=forward_impl)
+    loss, *_ = PolicyObjective(model, PolicyConfig(), temperature=temperature, max_new_tokens=6, forward_impl=forward_impl).loss(batch)
+    loss.backward()
+    told = row_logprobs(model, batch, batch["loss_mask"], temperature=temperature, forward_impl=forward_impl or "sdpa_causal")
+    assert told.isfinite().all() and loss.isfinite()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+    with torch.no_grad():
+        model.output_weight.zero_()  # every token as likely as the next
+    told = row_logprobs(model, batch, batch["loss_mask"], temperature=temperature, forward_impl=forward_impl or "sdpa_causal")
+    torch.testing.assert_close(told[batch["loss_mask"]], torch.full_like(told[batch["loss_mask"]], -math.log(40)))
 
 
 @pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])

@@ -231,6 +231,8 @@ def test_two_ranks_train_on_the_answers_that_one_would():
     [
         ({"group": 3}, "global_batch 8 is not a multiple of rollout.group 3; try 6"),
         ({"temperature": 0.0}, "temperature"),
+        ({"temperature": float("inf")}, "rollout.temperature is inf; it must be a finite number"),
+        ({"temperature": float("nan")}, "rollout.temperature is nan; it must be a finite number"),
         ({"inner_steps": 0}, "inner_steps is 0"),
         ({"dead_retries": -1}, "dead_retries"),
         ({"overlong": "penalty", "overlong_buffer": 6}, "overlong_buffer"),

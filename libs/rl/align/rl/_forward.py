@@ -13,8 +13,10 @@ from align.model import FORWARD_IMPLS, Decoder, pick_forward_impl
 from align.objectives import sequence_logprobs
 from align.rl._errors import RlError
 from align.rl._rollouts import Rollout, answer_mask, as_batch, fed
+from align.rollout import SamplingParams
 
 WITHOUT_PADDING = ("cpu_per_document", "varlen", "invariant")  # these are given the real tokens of all rows, one row after another
+COLDEST = 2.0**-64  # logits divided by less leave fp32; by this, those that differ in fp32 lie so far apart already that one takes all
 
 
 def forward_of(forward_impl: str | None) -> str:
@@ -76,11 +78,12 @@ def real_tokens(batch: Mapping[str, Tensor]) -> Tensor:
 def row_logprobs(model: Decoder, batch: Mapping[str, Tensor], mask: Tensor, *, temperature: float = 1.0, forward_impl: str) -> Tensor:
     """(B, T) log-probabilities of the targets at a sampling temperature, 0 where the mask is False: fp32, whole logits never exist.
 
-    The same numbers with and without padding, to rounding.
+    The same numbers with and without padding, to rounding. Finite at every temperature that the sampler takes: one below 2^-64 counts as
+    that, where all the probability is on the most likely token, or its equals, already. Raises RolloutError: it is none for a sampler.
     """
     hidden = row_hidden(model, batch, forward_impl=forward_impl)
     if temperature != 1.0:
-        hidden = hidden / temperature  # the logits are linear in it
+        hidden = hidden / max(SamplingParams(temperature).divisor, COLDEST)  # the logits are linear in it
     if forward_impl not in WITHOUT_PADDING:
         return sequence_logprobs(hidden, model.output_weight, batch["targets"], mask)
     real = real_tokens(batch)

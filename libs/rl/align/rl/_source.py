@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -51,8 +52,9 @@ def check_rollout(config: RolloutConfig, *, global_batch: int, micro_batch: int,
     ):  # fmt: skip
         if value < least:
             raise RlError(f"rollout.{name} is {value}; it must be at least {least}")
-    if not config.temperature > 0:
-        raise RlError(f"rollout.temperature is {config.temperature}; it must be above 0, or every answer of a group is the same")
+    if not 0 < config.temperature < math.inf:
+        why = "it must be above 0, or every answer of a group is the same" if config.temperature <= 0 else "it must be a finite number"
+        raise RlError(f"rollout.temperature is {config.temperature}; {why}")
     if config.overlong == "penalty" and config.overlong_buffer > config.max_new_tokens:
         raise RlError(f"rollout.overlong_buffer {config.overlong_buffer} is more than rollout.max_new_tokens {config.max_new_tokens}")
     if global_batch % config.group:
