@@ -79,6 +79,27 @@ def test_temperatures_that_fp32_cannot_divide_by_are_the_sampler_s_too(temperatu
     torch.testing.assert_close(told[batch["loss_mask"]], torch.full_like(told[batch["loss_mask"]], -math.log(40)))
 
 
+@pytest.mark.parametrize("forward_impl", [None, "cpu_per_document", "invariant"])
+def test_one_token_prompts_whose_answers_are_empty(forward_impl):
+    """A rank whose micro-batch is of such answers alone runs its model all the same, for a loss and gradients of 0."""
+    model = small_model(1, layers=2)
+    empty = [Rollout(0, 0, [each], [], [], True, "", 0.0, "made", trained=False) for each in (5, 5, 9)]
+    other = Rollout(0, 0, [5], [7, 2], [-1.0, -1.0], False, "", 1.0, "made")
+    scorer = Scorer(micro_batch=4, pad_id=0, forward_impl=forward_impl)
+    alone = scorer.logprobs(model, [other])
+    assert scorer.logprobs(model, empty) == [[], [], []] and scorer.logprobs(model, [*empty, other]) == [[], [], [], *alone]
+    for each in empty:
+        each.per_token = {"advantages": []}
+    batch = to_tensors(as_batch([empty[at] for at in fed(empty)], pad_id=0), CPU)
+    assert (batch["input_ids"].tolist(), batch["loss_mask"].tolist(), batch["lengths"].tolist()) == ([[5]], [[False]], [1])
+    for over in ("tokens", "sequences"):
+        objective = PolicyObjective(model, PolicyConfig(over=over), temperature=1.0, max_new_tokens=6, forward_impl=forward_impl)
+        loss, units, metrics = objective.loss(batch)
+        loss.backward()
+        assert (float(loss.detach()), int(units)) == (0.0, 0) and all(float(value) == 0 for value in metrics.values())
+    assert all((parameter.grad == 0).all() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("forward_impl", [None, "cpu_per_document"])
 def test_answers_that_are_not_trained_are_scored_and_not_fed(forward_impl):
     """The numbers of trained answers are to the bit those of the trainer's forward, which sees no others; the ratio is 1."""

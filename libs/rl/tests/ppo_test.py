@@ -236,6 +236,24 @@ def test_credit_is_gae_of_step_rewards_and_kl(how):
     assert {"prm_reward", "step_score", "reward_kl", "explained_variance"} <= numbers.keys()
 
 
+@pytest.mark.filterwarnings("error")
+def test_credit_of_answers_without_a_token():
+    """They get none, and change nothing for the others."""
+    model, reference = small_model(1), small_model(2)
+    policy = PolicyConfig(kl=0.3, kl_in="reward", kl_estimator="k1")
+    credit = credit_of(model, Critic(model, CriticConfig(), seed=0), policy=policy, reference=reference)
+    empty = [Rollout(0, 0, [5], [], [], truncated, "", 0.0, "", trained=False) for truncated in (False, True)]
+    told = []
+    for found in (empty[:], [*rollouts(model), *empty], rollouts(model)):
+        credit.annotate(found)
+        told.append((found, credit.assign(found, [0.0] * len(found))))
+    (_, numbers), (mixed, _), (plain, _) = told
+    assert numbers == {"prm_reward": 0.0, "step_score": 0.0, "reward_kl": 0.0, "explained_variance": 0.0}
+    assert all(each.per_token["advantages"] == each.per_token["returns"] == [] for each in empty)
+    for a, b in zip(mixed, plain, strict=False):
+        assert a.per_token["advantages"] == pytest.approx(b.per_token["advantages"], abs=1e-5) and len(a.ids) > 0
+
+
 def test_policy_and_value_gradients_are_added_once_each():
     model = small_model(1)
     critic = Critic(model, CriticConfig(clip=None, coefficient=0.7), seed=0)
@@ -292,6 +310,8 @@ def test_path_bias_is_bound_to_its_weights(tmp_path):
     )
     off = path_bias(small_model(2), rollouts(model), ["sdpa_causal"], micro_batch=2, pad_id=0)
     assert off["sampler - sdpa_causal"]["mean_size"] > 0.01
+    with pytest.raises(RlError, match="of 1 answers none has a token"):
+        path_bias(model, [Rollout(0, 0, [5], [], [], True, "", 0.0, "")], ["sdpa_causal"], micro_batch=2, pad_id=0)
     path = tmp_path / "path_bias.json"
     path.write_text(json.dumps({"weights": "abc", "dtype": "float32", "differences": {**found, **off}}))
     wanted = {"weights": "abc", "dtype": "float32", "forward_impl": "cpu_per_document", "limit": 0.01}

@@ -3,6 +3,7 @@
 import doctest
 import json
 import random
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rl_cases import Letters, Scripted
 
 from align import lean
 from align.data import DataError
+from align.objectives import count_units
 from align.rl import (
     FunctionReward,
     LeanReward,
@@ -63,12 +65,22 @@ def random_answer(prompt, seed, j):
     return ids, len(ids) == 5
 
 
-def source(*, answer=random_answer, reward=lambda row, text: float(text.split()[0]) % 2, rank=0, world=1, gather=None, **options):
+def source(
+    *,
+    answer=random_answer,
+    reward=lambda row, text: float(text.split()[0]) % 2,
+    rank=0,
+    world=1,
+    gather=None,
+    prompts=PROMPTS,
+    per_answer=False,
+    **options,
+):
     fields = {"group": 4, "max_new_tokens": 5, **options}
     sampler, credit = Scripted(answer), Plain()
     made = RolloutSource(
-        ROWS, PROMPTS, config=RolloutConfig(**fields), sampler=sampler, tokenizer=Letters(), reward=Constant(reward), credit=credit,
-        global_batch=8, micro_batch=4, seed=3, rank=rank, world=world, **({"gather": gather} if gather else {}),
+        ROWS, prompts, config=RolloutConfig(**fields), sampler=sampler, tokenizer=Letters(), reward=Constant(reward), credit=credit,
+        global_batch=8, micro_batch=4, seed=3, rank=rank, world=world, per_answer=per_answer, **({"gather": gather} if gather else {}),
     )  # fmt: skip
     return made, sampler, credit
 
@@ -94,6 +106,26 @@ def test_a_step_holds_whole_groups_and_counts_what_it_trains():
             assert batch["input_ids"][row, :length].tolist() == (each.prompt_ids + each.ids)[:-1]
             assert batch["lengths"][row] == length
             assert (batch["sampler_logprobs"][row][batch["loss_mask"][row]] == -0.5).all()
+
+
+@pytest.mark.parametrize("per_answer", [False, True])
+@pytest.mark.parametrize("overlong", ["keep", "mask", "penalty"])
+def test_answers_without_a_token_train_nothing(per_answer, overlong):
+    """All empty: a step without micro-batches or units, so that the optimizer is left alone. Some: units are those of the loss's mask."""
+    rewards = count(0.0)  # no group is dead
+    options = {"per_answer": per_answer, "overlong": overlong, "overlong_buffer": 2, "prompts": [[10 + index] for index in range(6)]}
+    made, _, _ = source(answer=lambda prompt, seed, j: ([], j == 1), reward=lambda row, text: next(rewards), **options)
+    for _ in range(2):
+        step = made.next_step()
+        assert (step.micro_batches, step.trained_tokens, step.tokens) == ([], 0, 8)
+        assert (made.numbers["trained_answers"], made.numbers["answer_tokens"], made.numbers["surprisal"]) == (0, 0.0, 0.0)
+        assert made.numbers["dead_groups"] == 0.0
+    answer = lambda prompt, seed, j: ([], j == 1) if j else ([7, 2], False)  # noqa: E731
+    made, _, _ = source(answer=answer, reward=lambda row, text: next(rewards), **options)
+    step = made.next_step()
+    over = "sequences" if per_answer else "tokens"
+    assert [batch["input_ids"].tolist() for batch in step.micro_batches] == [[[*each.prompt_ids, 7]] for each in made.samples if each.ids]
+    assert step.trained_tokens == sum(int(count_units(batch["loss_mask"], over=over)) for batch in step.micro_batches) > 0
 
 
 def test_dead_groups_are_drawn_again_within_the_budget():

@@ -119,7 +119,10 @@ class Scorer:
 
     def after(self, model: Decoder, head: Callable[[Tensor], Tensor], rollouts: Sequence[Rollout]) -> list[list[float]]:
         """`head(hidden)` at the state after every sampled token: the model has read it."""
-        longer = [replace(each, ids=[*each.ids, each.ids[-1]], logprobs=[*each.logprobs, 0.0], per_token={}) for each in rollouts]
+        longer = [
+            replace(each, ids=[*each.ids, [*each.prompt_ids, *each.ids][-1]], logprobs=[*each.logprobs, 0.0], per_token={})
+            for each in rollouts
+        ]
 
         def told(batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
             return head(row_hidden(model, batch, forward_impl=pick_forward_impl()))

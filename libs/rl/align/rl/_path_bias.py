@@ -23,8 +23,10 @@ def path_bias(
     """For every two ways to the log-probabilities of sampled tokens ("sampler": what the sampler recorded) the mean of their difference
     (bias), its mean size, its largest size, over tokens; and the largest size of an answer's summed difference.
 
-    Names are "a - b"; in nats.
+    Names are "a - b"; in nats. Raises RlError: no answer has a token.
     """
+    if not any(each.ids for each in rollouts):
+        raise RlError(f"path_bias: of {len(rollouts)} answers none has a token, so there is nothing to compare; look at the prompts")
     found: dict[str, list[list[float]]] = {SAMPLER: [each.logprobs for each in rollouts]}
     for name in implementations:
         scorer = Scorer(micro_batch=micro_batch, pad_id=pad_id, temperature=temperature, forward_impl=name)

@@ -60,7 +60,7 @@ class PpoCredit:
 
     def assign(self, rollouts: list[Rollout], rewards: list[float]) -> dict[str, float]:
         """`rewards` are the verifier's, for the log: they teach nothing here."""
-        config, width = self._config, max(len(each.ids) for each in rollouts)
+        config, width = self._config, max(1, *(len(each.ids) for each in rollouts))
         mask = torch.zeros(len(rollouts), width, dtype=torch.bool)
         names = ["step_scores", "old_values"] + (["old_logprobs", "reference_logprobs"] if self._reference is not None else [])
         table = {name: torch.zeros(mask.shape, dtype=torch.float64) for name in names}
@@ -73,7 +73,7 @@ class PpoCredit:
             ends[row, :size] = torch.tensor(self._ends(each))
         earned = step_rewards(table["step_scores"].sigmoid(), ends, how=config.how, baseline=config.baseline)
         for row, each in enumerate(rollouts):
-            if each.truncated:
+            if each.truncated and each.ids:
                 earned[row, len(each.ids) - 1] = config.truncated
         paid = earned
         numbers = {"prm_reward": float(earned.sum()) / len(rollouts)}
@@ -81,7 +81,7 @@ class PpoCredit:
         if self._policy.kl and self._policy.kl_in != "loss":
             spent = kl(table["old_logprobs"], table["reference_logprobs"], mask, estimator=self._policy.kl_estimator)
             paid = earned - self._policy.kl * spent
-            numbers["reward_kl"] = float(spent.sum() / mask.sum())
+            numbers["reward_kl"] = float(spent.sum() / mask.sum().clamp(min=1))
         trained = mask & torch.tensor([each.trained for each in rollouts])[:, None]
         advantages, returns = gae(paid, table["old_values"], mask, gamma=self._critic_config.gamma, lam=self._critic_config.lam)
         numbers |= _explained(table["old_values"], returns, mask)
@@ -101,7 +101,7 @@ class PpoCredit:
 
 def _explained(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
     """Share of the returns' variance that the critic explains."""
-    spread = returns[mask].var()
+    spread = returns[mask].var() if mask.sum() > 1 else 0.0
     return {"explained_variance": float(1 - (returns - values)[mask].var() / spread) if spread > 0 else 0.0}
 
 

@@ -23,7 +23,7 @@ class Rollout:
     text: str
     reward: float  # raw, as the reward function gave it
     reason: str
-    trained: bool = True  # False: neither in the loss nor in its denominator
+    trained: bool = True  # False, as of an answer without tokens: neither in the loss nor in its denominator
     per_token: dict[str, list[float]] = field(default_factory=dict)  # each as long as ids
 
 
@@ -32,9 +32,10 @@ def as_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, Tensor]:
     prompts (B,) of what is prompt, leaders (B,) the first row with the same prompt, sampler_logprobs and every name of `per_token` (B, T)
     float32.
 
-    Position t predicts targets[t]; a number of sampled token i stands where that token is the target.
+    Position t predicts targets[t]; a number of sampled token i stands where that token is the target. A row has one token at least: a
+    prompt of one token with an empty answer is read though it predicts nothing, since a model reads something.
     """
-    lengths = torch.tensor([len(each.prompt_ids) + len(each.ids) - 1 for each in rollouts])
+    lengths = torch.tensor([max(len(each.prompt_ids) + len(each.ids) - 1, 1) for each in rollouts])
     width = int(lengths.max())
     real, answers = torch.arange(width) < lengths[:, None], answer_mask(rollouts, width)
     first: dict[tuple[int, ...], int] = {}
@@ -44,8 +45,8 @@ def as_batch(rollouts: Sequence[Rollout], *, pad_id: int) -> dict[str, Tensor]:
         return empty.masked_scatter(mask, torch.tensor([*chain.from_iterable(lists)], dtype=empty.dtype))
 
     return {
-        "input_ids": placed((ids[:-1] for ids in whole), real, torch.full(real.shape, pad_id)),
-        "targets": placed((ids[1:] for ids in whole), real, torch.zeros(real.shape, dtype=torch.int64)),
+        "input_ids": placed((ids[:-1] or ids for ids in whole), real, torch.full(real.shape, pad_id)),
+        "targets": placed((ids[1:] or [0] for ids in whole), real, torch.zeros(real.shape, dtype=torch.int64)),
         "loss_mask": answers & torch.tensor([each.trained for each in rollouts])[:, None],
         "lengths": lengths,
         "prompts": torch.tensor([len(each.prompt_ids) for each in rollouts]),

@@ -213,7 +213,7 @@ class RolloutSource:
                 each.trained = not config.mask_dead_groups
         kept = [each for group in [*live, *dead][:wanted] for each in group]
         for each in kept:
-            each.trained &= not (config.overlong == "mask" and each.truncated)
+            each.trained &= len(each.ids) > 0 and not (config.overlong == "mask" and each.truncated)
         share = len(kept) // self._world
         mine = kept[self._rank * share : (self._rank + 1) * share]
         self._credit.annotate(mine)
@@ -283,7 +283,7 @@ def _units(rollouts: Sequence[Rollout], per_answer: bool) -> int:
 def _statistics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
     """Of the first round alone: what is drawn in place of dead groups is no fair sample."""
     answers = [each for group in groups for each in group]
-    count, tokens = len(answers), sum(len(each.ids) for each in answers)
+    count, tokens = len(answers), sum(len(each.ids) for each in answers)  # of answers that are all empty none
     dead = [group[0].reward for group in groups if len(group) > 1 and len({each.reward for each in group}) == 1]
     best = max(each.reward for each in answers)
     reasons = Counter(each.reason for each in answers)
@@ -295,7 +295,7 @@ def _statistics(groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
         "dead_low": sum(reward < best or best <= 0 for reward in dead) / len(groups),
         "answer_tokens": tokens / count,
         "truncated": sum(each.truncated for each in answers) / count,
-        "surprisal": -sum(sum(each.logprobs) for each in answers) / tokens,
+        "surprisal": -sum(sum(each.logprobs) for each in answers) / max(tokens, 1),
         **{f"reason_{name}": number / count for name, number in sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))[:8]},
     }
 
