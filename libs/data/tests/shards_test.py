@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +122,55 @@ def test_any_number_of_processes_makes_the_same_files(tmp_path):
     build(tmp_path / "one", progress=lambda rows, tokens: seen.append(rows))
     build(tmp_path / "two", processes=2)
     assert files(tmp_path / "one") == files(tmp_path / "two") and seen == [16, 32, 40]
+
+
+SCRIPT = """
+import os, signal, sys
+from align.data import DataError, _build, arithmetic_demonstrations, arithmetic_tokenizer_config, arithmetic_tokenizer_json, build_shards
+from align.tokenizer import Tokenizer
+worker, case = __name__ != "__main__", sys.argv[1]
+if worker and case == "at work":
+    _build.encode_block = lambda *words: os.kill(os.getpid(), signal.SIGKILL)
+if case == "unguarded" or not worker:
+    tokenizer = Tokenizer.from_dict(arithmetic_tokenizer_json(), arithmetic_tokenizer_config() | {"more": "than a pipe takes" * 10000})
+    rows = [row | {"other": "than a pipe takes" * 10000} for row in arithmetic_demonstrations(20, seed=0)]
+    if case == "rows":
+        rows[13] = {"prompt": 1}
+    try:
+        build_shards(iter(rows), tokenizer, sys.argv[2], kind="completion", max_length=50, rows_per_shard=2, processes=2)
+    except (DataError, TypeError) as error:
+        sys.stdout.write(f"{'worker' if worker else 'parent'} {error}\\n")  # at once: two workers write
+        if worker:
+            raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("unguarded", "a worker of build_shards ended with exit code 1 at its start: a script calls build_shards with processes under `if"),
+        (
+            "at work",
+            "a worker of build_shards was ended by signal 9; where memory was short, take fewer processes, or fewer rows_per_shard",
+        ),
+        ("rows", ""),
+    ],
+)
+def test_a_process_that_dies_ends_the_build_and_leaves_none(tmp_path, case, told):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    program = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), case, str(tmp_path / "shards")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out = program.communicate(timeout=60)[0].splitlines()  # to the end of all that holds the pipes: no process is left
+    finally:
+        if program.returncode is None:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.communicate()
+    assert program.returncode == 0 and out[-1].startswith(f"parent {told}")
+    assert all(line.startswith("worker ") and 'if __name__ == "__main__":' in line for line in out[:-1])
+    assert (len(out) > 1) == (case == "unguarded")
 
 
 def test_one_flipped_bit_anywhere_is_found(tmp_path, monkeypatch):

@@ -4,9 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ def build_shards(
 
     Shard i holds the i-th block of rows whatever the number of processes, so the files are a function of rows, tokenizer and settings.
     After a crash the same call takes over the shards that are whole and makes the rest. `progress(rows, tokens)` is called after each
-    shard. Raises DataError: as encode_rows; a directory that holds shards of other rows or settings.
+    shard. Raises DataError: as encode_rows; a directory that holds shards of other rows or settings; a process that dies.
     """
     directory = Path(directory)
     settings: dict[str, Any] = {
@@ -79,7 +77,6 @@ def _blocks(rows: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str
 
 
 Job = tuple[Path, int, list[dict[str, Any]], dict[str, Any], bool]
-_encoder: Encoder | None = None  # of a worker process
 
 
 def _run(jobs: Iterator[Job], encoder: Encoder, processes: int) -> Iterator[dict[str, Any]]:
@@ -87,21 +84,9 @@ def _run(jobs: Iterator[Job], encoder: Encoder, processes: int) -> Iterator[dict
     if processes == 1:
         yield from (_make(job, encoder) for job in jobs)
         return
-    with ProcessPoolExecutor(processes, get_context("spawn"), _start, (encoder,)) as pool:
-        waiting: list[Future[dict[str, Any]]] = [pool.submit(_work, job) for job in islice(jobs, 2 * processes)]
-        while waiting:
-            yield waiting.pop(0).result()
-            waiting += [pool.submit(_work, job) for job in islice(jobs, 1)]
+    from ._workers import do_over
 
-
-def _start(encoder: Encoder) -> None:
-    global _encoder
-    _encoder = encoder
-
-
-def _work(job: Job) -> dict[str, Any]:
-    assert _encoder is not None
-    return _make(job, _encoder)
+    yield from do_over(_make, encoder, jobs, processes)
 
 
 def _make(job: Job, encoder: Encoder) -> dict[str, Any]:
