@@ -68,6 +68,7 @@ class PagedRun:
         engine.stops.zero_()
         engine.stops[stop_ids] = True
         self._watch, self._on_token, self._on_step = watch, on_token, on_step
+        self._each = watch is not None or on_token is not None  # somebody looks at each token
         self._watchers: dict[int, StopStrings] = {}
         count, width = len(requests) * n, max(request.limit for request in requests)
         device = engine.device
@@ -101,30 +102,35 @@ class PagedRun:
         return collect(self._requests, self._n, self._ids, self._logprobs, self._raw_logprobs, steps, stopped, weights_version)
 
     def _advance(self) -> None:
-        """Queues some steps, and looks at the rows as they were before them."""
-        each = self._watch is not None or self._on_token is not None
-        steps = 1 if each else min(_STEPS, max(row.left for row in self._rows.values()))
+        """Moves all rows, and looks at them as they were before the last steps."""
+        self._queue()
+        while len(self._looks) > 1:
+            self._look_back()
+        self._compact()
+
+    def _queue(self) -> None:
+        """Queues some steps; rows that reach their limits by them leave."""
+        steps = 1 if self._each else min(_STEPS, max(row.left for row in self._rows.values()))
         size = bucket(1 + max(self._rows), self._engine.rows)
         for _ in range(steps):
             self._engine.step(size)
         for row in self._rows.values():
             row.left -= steps
-        if each:
+        if self._each:
             self._observe(sorted(self._rows))
         else:
             self._look()
         full = [number for number, row in self._rows.items() if row.left <= 0]
         if full:
             self._retire(full)
-        while len(self._looks) > 1:
-            self._look_back()
-        self._compact()
 
     def _admit(self) -> None:
         """Samples enter while there are rows and pages for them; a few at once, but for the last ones."""
         left = len(self._waiting) * self._n + sum(len(prompt.waiting) for prompt in self._read)
-        if self._rows and len(self._free_rows) < min(left, self._max_rows // _TOGETHER):
+        if not left or (self._rows and len(self._free_rows) < min(left, self._max_rows // _TOGETHER)):
             return
+        if self._rows and not self._each:
+            self._queue()  # the device has work while the host launches the reading of prompts, which takes it longer than some steps
         while self._free_rows and (self._read or self._waiting):
             if not self._read and not self._prefill():
                 return
@@ -204,7 +210,7 @@ class PagedRun:
         for prompt in {id(prompt): prompt for prompt, _ in entering}.values():
             if not prompt.waiting:
                 engine.pages.release(prompt.pages)  # its samples hold the full ones
-        if self._watch is not None or self._on_token is not None:
+        if self._each:
             self._observe(rows)
         full = [number for number in rows if number in self._rows and self._rows[number].left <= 0]
         if full:
