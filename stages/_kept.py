@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _sources import BUNDLED, File, local_digest
+from _sources import BUNDLED, File, local_digest, sha256_of
 
 from align.config import ConfigError
 from align.data import DataError, Row, RowSet, bundled
@@ -52,7 +52,7 @@ class Folder:
     def __init__(self, path: Path, files: list[File], *, again: bool):
         self.path, self.files, self.again = path, files, again
 
-    def kept(self, now: set[str]) -> Kept | None:
+    def kept(self, now: set[str], alive: Callable[[], object]) -> Kept | None:
         """The rows, where an earlier process finished them; `now` names the files on disk that would be read today.
 
         Raises DataError when the rows, or the files that they are of, have changed since.
@@ -66,7 +66,7 @@ class Folder:
             raise DataError(f"{self.path / ROWS}: is damaged; remove {self.path} and build again") from None
         for side, known in kept.sides.items():
             path = rows_path(self.path, side)
-            if not path.is_file() or _sha256(path) != known["sha256"]:
+            if not path.is_file() or sha256_of(path, alive) != known["sha256"]:
                 raise DataError(f"{path}: is missing or was changed since it was written; remove {self.path} and build again")
         then = {file.name for file in self.files if file.form != "bundled" and not file.name.startswith("hub:")}
         if then != now:
@@ -74,11 +74,11 @@ class Folder:
             raise DataError(f"{self.path}: was built of other files than data.sources names now ({which}); name a new run_dir")
         for file, known in zip(self.files, kept.files, strict=True):
             was = known.get("local")
-            if was and os.stat(file.name).st_mtime_ns != was["mtime_ns"] and local_digest(file)["sha256"] != was["sha256"]:
+            if was and os.stat(file.name).st_mtime_ns != was["mtime_ns"] and local_digest(file, alive)["sha256"] != was["sha256"]:
                 raise DataError(f"{file.name}: was changed since {self.path} was built of it; name a new run_dir, or restore it")
         return kept
 
-    def keep(self, rows: Iterable[tuple[str, Row, dict[str, Any]]]) -> Kept:
+    def keep(self, rows: Iterable[tuple[str, Row, dict[str, Any]]], alive: Callable[[], object]) -> Kept:
         """Writes rows/train.jsonl, rows/held_out.jsonl and rows/removed.jsonl, and then, as their seal, rows.json."""
         kept = Kept()
         found: dict[str, list[int]] = {}
@@ -87,7 +87,7 @@ class Folder:
             sides = {side: stack.enter_context(_LinesFile(rows_path(self.path, side))) for side in (*SIDES, "removed")}
             for side, row, note in rows:
                 if side == "end":
-                    _end(kept, note)
+                    _end(kept, note, alive)
                     continue
                 kept.read += 1
                 if side == "removed":
@@ -224,13 +224,13 @@ class _LinesFile:
             os.replace(self._partial, self._path)
 
 
-def _end(kept: Kept, note: dict[str, Any]) -> None:
+def _end(kept: Kept, note: dict[str, Any], alive: Callable[[], object]) -> None:
     if "unchecked" in note:
         for test, count in note["unchecked"].items():
             kept.touched[test] = {"rows_removed": 0, "questions_found": 0, "questions_too_short": count}
         return
     kept.unread.update(note["dropped"])
-    kept.files.append({**note["file"].plain(), "rows": note["rows"], "local": local_digest(note["file"])})
+    kept.files.append({**note["file"].plain(), "rows": note["rows"], "local": local_digest(note["file"], alive)})
 
 
 def _refuse_others(path: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
@@ -249,11 +249,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _without(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in _flat(settings).items() if name not in OF_NO_MATTER}
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _json(value: object) -> bytes:

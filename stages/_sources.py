@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from align.config import ConfigError, caller_path, workspace_root
 from align.data import (
@@ -35,6 +35,7 @@ from align.data import (
     text_rows,
 )
 
+T = TypeVar("T")
 BUNDLED = ("gsm8k_train", "gsm8k_test", "gsm8k_solutions", "math500")
 Published = Literal["rows", "gsm8k", "math500", "prm800k", "preferences", "solutions", "lean"]
 # A published form's reader: objects to rows, and what it left out.
@@ -132,26 +133,42 @@ def _form(name: str) -> Literal["jsonl", "text", "parquet"]:
     return "parquet" if stem.endswith(".parquet") else "text" if stem.endswith((".txt", ".md")) else "jsonl"
 
 
-def local_digest(file: File) -> dict[str, Any]:
+def sha256_of(path: str | Path, alive: Callable[[], object]) -> str:
+    """Of a file's bytes, with a sign of life for each of its megabytes."""
+    found = hashlib.sha256()
+    with open(path, "rb") as opened:
+        while chunk := opened.read(1 << 20):
+            found.update(chunk)
+            alive()
+    return found.hexdigest()
+
+
+def local_digest(file: File, alive: Callable[[], object]) -> dict[str, Any]:
     """What tells whether a file on disk is still the same: its time, and the sha256 of its bytes. Empty for others, which do not change."""
     if file.form == "bundled" or file.name.startswith("hub:"):
         return {}
-    with open(file.name, "rb") as opened:
-        return {"mtime_ns": os.stat(file.name).st_mtime_ns, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+    return {"mtime_ns": os.stat(file.name).st_mtime_ns, "sha256": sha256_of(file.name, alive)}
 
 
 def read_file(
-    file: File, reading: Reading, hub: Callable[[], Hub], *, limit: int | None = None
+    file: File, reading: Reading, hub: Callable[[], Hub], *, limit: int | None = None, alive: Callable[[], object] = lambda: None
 ) -> tuple[Iterator[tuple[Row, str]], Counter[str]]:
     """(row, kind) of each row of a file, at most `limit` objects of it read; and the counts of what its reader leaves out."""
     if file.form == "bundled":
         found = bundled_rows(file.name)
         return ((_placed(row, file.name), found.kind) for row in islice(found.rows, limit)), Counter()
-    objects = islice(_objects(file, reading, hub), limit)
+    objects = living(islice(_objects(file, reading, hub), limit), alive)  # also where a reader takes all before it gives a row
     if reading.format != "rows":
         rows, dropped = READERS[reading.format](_renamed(objects, reading.rename))
         return check_rows(map(_placed, rows), kind=reading.kind), dropped
     return check_rows(_renamed(objects, reading.rename), kind=reading.kind), Counter()
+
+
+def living(each: Iterable[T], alive: Callable[[], object]) -> Iterator[T]:
+    """The same, with a sign of life for each."""
+    for one in each:
+        alive()
+        yield one
 
 
 def _placed(row: dict[str, Any], name: str = "") -> Row:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from _entry import Life, find, run_stage, say
 from _kept import Kept, open_folder, rows_path, write_tests
-from _sources import File, Published, Reading, files_on_disk, list_files, read_file
+from _sources import File, Published, Reading, files_on_disk, list_files, living, read_file
 
 from align.config import ConfigError, Invocation, caller_path, dumps, workspace_root
 from align.data import (
@@ -138,8 +138,8 @@ def build_data(call: Invocation[BuildDataConfig]) -> int:
             with stopped_by_signals():
                 # Rows: read, checked, without copies and contamination, split.
                 fits = partial(check_kind, config, tokenizer)
-                kept = folder.kept(files_on_disk(config.data.sources)) or folder.keep(
-                    sift(config, folder.files, reading, tests, hub, fits=fits, alive=run.alive)
+                kept = folder.kept(files_on_disk(config.data.sources), run.alive) or folder.keep(
+                    sift(config, folder.files, reading, tests, hub, fits=fits, alive=run.alive), run.alive
                 )
                 say(f"rows     {kept.summary()}")
                 write_tests(run_dir / "tests", tests)
@@ -233,9 +233,9 @@ def sift(
     kind: str = section.kind
     count, told = 0, time.monotonic()
     for file in files:
-        rows, dropped = read_file(file, reading, hub, limit=min(limits, default=None))
+        rows, dropped = read_file(file, reading, hub, limit=min(limits, default=None), alive=alive)
         before = count
-        for row, found in rows:
+        for row, found in living(rows, alive):
             count += 1
             if kind not in ("auto", found):
                 raise DataError(f"{row.place}: is of kind {found}, the rows before it of kind {kind}; build them apart, or set data.kind")
@@ -246,7 +246,6 @@ def sift(
             kind, place = found, row.place
             if time.monotonic() - told > TOLD_EVERY_S:
                 told = time.monotonic()
-                alive()
                 print(f"         {count:,} rows read, now {place}", file=sys.stderr, flush=True)
             first = seen.first(row) if seen is not None else None
             hit = search.find(row, place=place) if search is not None and first is None else None
@@ -275,7 +274,7 @@ def encode(path: Path, side: str, kept: Kept, tokenizer: Tokenizer, config: Buil
         run.log(count, **{f"{side}_rows": rows, f"{side}_tokens": tokens, "tokens_per_s": rate})
 
     made = build_shards(
-        (row for row, _ in stream_rows(rows_path(path, side), kind=kept.kind)),
+        (row for row, _ in living(stream_rows(rows_path(path, side), kind=kept.kind), run.alive)),
         tokenizer,
         path / "shards" / side,
         kind=kept.kind,
@@ -283,6 +282,7 @@ def encode(path: Path, side: str, kept: Kept, tokenizer: Tokenizer, config: Buil
         rows_per_shard=section.rows_per_shard,
         processes=section.processes,
         progress=told,
+        alive=run.alive,
     )
     counts = made.manifest["counts"]
     dropped = ", ".join(f"{why} {number:,}" for why, number in counts["dropped"].items()) or "none"

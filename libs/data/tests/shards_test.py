@@ -25,6 +25,7 @@ from align.data import (
     open_shards,
 )
 from align.data import _shards as private
+from align.data import _workers as workers
 from align.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_dict(arithmetic_tokenizer_json(), arithmetic_tokenizer_config())
@@ -122,6 +123,14 @@ def test_any_number_of_processes_makes_the_same_files(tmp_path):
     build(tmp_path / "one", progress=lambda rows, tokens: seen.append(rows))
     build(tmp_path / "two", processes=2)
     assert files(tmp_path / "one") == files(tmp_path / "two") and seen == [16, 32, 40]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_every_row_that_is_encoded_is_a_sign_of_life(tmp_path, monkeypatch, processes):
+    monkeypatch.setattr(workers, "SIGN_S", 0.0)
+    signs, seen = [], []
+    build(tmp_path, processes=processes, alive=lambda: signs.append(1), progress=lambda rows, tokens: seen.append(len(signs) >= rows))
+    assert len(signs) == len(ROWS) and all(seen)
 
 
 SCRIPT = """

@@ -26,12 +26,14 @@ def build_shards(
     rows_per_shard: int = 8192,
     processes: int = 1,
     progress: Callable[[int, int], object] | None = None,
+    alive: Callable[[], object] = lambda: None,
 ) -> Shards:
     """Encodes rows as `encode_rows` does, into shards of `rows_per_shard` rows each, and opens them.
 
     Shard i holds the i-th block of rows whatever the number of processes, so the files are a function of rows, tokenizer and settings.
     After a crash the same call takes over the shards that are whole and makes the rest. `progress(rows, tokens)` is called after each
-    shard. Raises DataError: as encode_rows; a directory that holds shards of other rows or settings; a process that dies.
+    shard, `alive()` after each row that is encoded, or once a second for each of several processes that encodes. Raises DataError: as
+    encode_rows; a directory that holds shards of other rows or settings; a process that dies.
     """
     directory = Path(directory)
     settings: dict[str, Any] = {
@@ -55,7 +57,7 @@ def build_shards(
         _refuse_other_settings(directory, settings)
     entries: list[dict[str, Any]] = []
     jobs = ((directory, index, block, settings, finished) for index, block in enumerate(_blocks(rows, rows_per_shard)))
-    for entry in _run(jobs, encoder, processes):
+    for entry in _run(jobs, encoder, processes, alive):
         entries.append(entry)
         if progress:
             progress(sum(e["rows"] for e in entries), sum(e["tokens"] for e in entries))
@@ -79,17 +81,17 @@ def _blocks(rows: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str
 Job = tuple[Path, int, list[dict[str, Any]], dict[str, Any], bool]
 
 
-def _run(jobs: Iterator[Job], encoder: Encoder, processes: int) -> Iterator[dict[str, Any]]:
+def _run(jobs: Iterator[Job], encoder: Encoder, processes: int, alive: Callable[[], object]) -> Iterator[dict[str, Any]]:
     """Entries in the order of the jobs; at most two blocks a process are held at a time."""
     if processes == 1:
-        yield from (_make(job, encoder) for job in jobs)
+        yield from (_make(job, encoder, alive) for job in jobs)
         return
     from ._workers import do_over
 
-    yield from do_over(_make, encoder, jobs, processes)
+    yield from do_over(_make, encoder, jobs, processes, alive)
 
 
-def _make(job: Job, encoder: Encoder) -> dict[str, Any]:
+def _make(job: Job, encoder: Encoder, alive: Callable[[], object]) -> dict[str, Any]:
     """The entry of one shard: of the one on disk, where it was made of these rows with these settings and is whole, else of a new one."""
     directory, index, rows, settings, finished = job
     key = hashlib.sha256(json.dumps([settings, rows], sort_keys=True).encode()).hexdigest()
@@ -99,7 +101,7 @@ def _make(job: Job, encoder: Encoder) -> dict[str, Any]:
     if finished:
         shard = description.with_suffix(".bin")
         raise DataError(f"{shard}: is damaged, or made of other rows; remove {directory}, or give another directory")
-    block = encode_block(rows, encoder)
+    block = encode_block(rows, encoder, alive)
     counts = {"rows": block.rows, "kept": block.kept, "dropped": dict(block.dropped), "truncated": block.truncated}
     return write_shard(directory, index, block.examples, {"key": key, "settings": settings, **counts})
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -136,14 +136,15 @@ class Block:
     truncated: int
 
 
-def encode_block(rows: Iterable[dict[str, Any]], encoder: "Encoder") -> Block:
-    """As `encode_rows`, but none left is no error: a block is a part."""
+def encode_block(rows: Iterable[dict[str, Any]], encoder: "Encoder", alive: Callable[[], object] = lambda: None) -> Block:
+    """As `encode_rows`, but none left is no error: a block is a part. `alive` is called after each row."""
     examples: list[Example] = []
     dropped: Counter[str] = Counter()
     truncated = seen = kept = 0
     for seen, row in enumerate(rows, 1):
         place = getattr(row, "place", f"row {seen - 1}")
         ids, mask = encoder(row, place)
+        alive()
         if not ids:
             dropped["empty"] += 1
             continue

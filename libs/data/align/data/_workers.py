@@ -6,6 +6,7 @@ vocabulary is) and the worker is dead, the parent writes for ever. Before Python
 """
 
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -17,16 +18,19 @@ from ._errors import DataError
 
 GUARD = 'a script calls build_shards with processes under `if __name__ == "__main__":`, for workers import the script; or take processes=1'
 EXIT_S = 1.0  # for a worker to end by itself, once its pipe is closed
+SIGN_S = 1.0  # from one sign of life to the next
 
-Work = Callable[[Any, Any], Any]  # (job, tools) -> result
+Alive = Callable[[], object]
+Work = Callable[[Any, Any, Alive], Any]  # (job, tools, alive) -> result
 
 
-def do_over(work: Work, tools: Any, jobs: Iterator[Any], processes: int) -> Iterator[Any]:
-    """`work(job, tools)` of every job, in order; at most two jobs a process are held at a time. No process is left behind.
+def do_over(work: Work, tools: Any, jobs: Iterator[Any], processes: int, alive: Alive) -> Iterator[Any]:
+    """`work(job, tools, alive)` of every job, in order; at most two jobs a process are held at a time. No process is left behind.
 
-    work: a function of a module. Raises DataError when a worker dies, and what a worker or the jobs raised.
+    work: a function of a module; its calls of `alive` come through, of each worker one a second at most. Raises DataError when a worker
+    dies, and what a worker or the jobs raised.
     """
-    with _started(processes, pickle.dumps((work, tools))) as workers:
+    with _started(processes, pickle.dumps((work, tools, SIGN_S))) as workers:
         given, results, ended = 0, dict[int, Any](), False
         idle: list[_Worker] = []
         for wanted in count():
@@ -42,7 +46,10 @@ def do_over(work: Work, tools: Any, jobs: Iterator[Any], processes: int) -> Iter
                     return
                 for connection in wait(workers):
                     worker = workers[connection]  # type: ignore[index]
-                    said = worker.receive()
+                    kind, said = worker.receive()
+                    if kind == "alive":
+                        alive()
+                        continue
                     if worker.at is not None:
                         results[worker.at] = said
                     idle.append(worker)
@@ -92,14 +99,15 @@ class _Worker:
         except OSError:
             raise self._death() from None
 
-    def receive(self) -> Any:
+    def receive(self) -> tuple[str, Any]:
+        """("ready", None), ("alive", None) or ("done", the result); what the work raised is raised."""
         try:
-            said = self.connection.recv()
+            kind, said = self.connection.recv()
         except (EOFError, OSError):
             raise self._death() from None
-        if isinstance(said, Exception):
+        if kind == "failed":
             raise said
-        return said
+        return kind, said
 
     def end(self) -> None:
         self.process.join(EXIT_S)
@@ -118,14 +126,22 @@ class _Worker:
 def _work(connection: Connection) -> None:
     """A worker's life: it says that it is there, gets its work and tools, and does jobs until the pipe is closed."""
     try:
-        connection.send(None)
-        work, tools = connection.recv()
+        connection.send(("ready", None))
+        work, tools, sign_s = connection.recv()
+        signed = time.monotonic()
+
+        def alive() -> None:
+            nonlocal signed
+            if time.monotonic() - signed >= sign_s:
+                signed = time.monotonic()
+                connection.send(("alive", None))
+
         while True:
             job = connection.recv()
             try:
-                said = work(job, tools)
+                said = "done", work(job, tools, alive)
             except Exception as error:
-                said = error
+                said = "failed", error
             connection.send(said)
     except (EOFError, OSError):
         return  # the parent is done, or gone
