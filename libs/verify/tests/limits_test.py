@@ -5,6 +5,7 @@ The bounds are those of the README: 50 ms of CPU time and 64 MB (`verify_limits.
 # ruff: noqa: E501 (literals that are long)
 
 import os
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -156,6 +157,59 @@ def test_batch_gives_the_same_verdicts_over_processes():
     assert [v.correct for v in alone] == [True, True, False] * 4
     with pytest.raises(VerifyError, match="2 golds but 1 texts"):
         grade_batch(["1", "2"], ["1"])
+
+
+SCRIPT = """
+import os, resource, signal, sys
+from align.verify import VerifyError, _report, grade_batch
+worker, case = __name__ != "__main__", sys.argv[1]
+if worker and case == "exits":
+    os._exit(7)
+if worker and case == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if worker and case == "at work":
+    _report.grade = lambda *words, **more: os.kill(os.getpid(), signal.SIGKILL)
+if worker and case == "raises":
+    _report.grade = lambda *words, **more: 1 / 0
+if not worker and case == "no files left":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
+if case == "unguarded" or not worker:
+    try:
+        grade_batch(["5"] * 8, ["more than a pipe takes " * 10000] * 8, processes=4)
+    except (VerifyError, ZeroDivisionError) as error:
+        sys.stdout.write(f"{'worker' if worker else 'parent'} {error}\\n")  # at once: several workers write
+        if worker:
+            raise
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("unguarded", "of 4 of grade_batch ended with exit code 1 at its start: a script file calls grade_batch with processes under `if"),
+        ("exits", "of 4 of grade_batch ended with exit code 7 at its start: a script file calls"),
+        ("killed", "of 4 of grade_batch was ended by signal 9; where memory was short, take fewer processes"),
+        ("at work", "of 4 of grade_batch was ended by signal 9; where"),
+        ("raises", "division by zero"),
+        ("no files left", "of 4 of grade_batch cannot be started ([Errno 24] Too many open files); take fewer processes"),
+    ],
+)
+def test_a_worker_that_dies_ends_the_batch_and_leaves_no_process(tmp_path, case, told):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    root = str(Path(parse.__code__.co_filename).parents[2])
+    program = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py"), case], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    try:
+        out = program.communicate(timeout=20)[0].splitlines()  # to the end of all that holds the pipes: no worker is left
+    finally:
+        if program.returncode is None:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.communicate()
+    assert program.returncode == 0 and out[-1].startswith("parent ") and told in out[-1]
+    assert all(line.startswith("worker ") and 'if __name__ == "__main__":' in line for line in out[:-1])
+    assert (len(out) > 1) == (case == "unguarded")
 
 
 def test_reports_for_a_person():

@@ -150,7 +150,7 @@ def test_the_command_line_names_file_line_and_field(tmp_path, capsys, monkeypatc
         (["--gold", "5"], "give --gold and --pred, or --jsonl FILE"),
         (["--jsonl", "in.jsonl", "--gold", "5"], "--jsonl and --gold/--pred exclude each other"),
         (["--jsonl", "in.jsonl", "--out", "absent/out.jsonl"], "absent/out.jsonl: cannot be written"),
-        (["--jsonl", "in.jsonl", "--processes", "0"], "processes 0 is less than 1"),
+        (["--jsonl", "in.jsonl", "--processes", "0"], "processes 0 is not a number from 1"),
     ],
 )
 def test_the_command_line_refuses_by_name(tmp_path, capsys, monkeypatch, arguments, message):

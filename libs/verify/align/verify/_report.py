@@ -43,30 +43,29 @@ def grade_batch(
     processes: 1 works in this process; None takes one per core from 4,000 pairs on. Workers are spawned, so a script that calls this at its
         top level needs the usual `if __name__ == "__main__":`.
 
-    Raises: VerifyError when the lists differ in length, or for less than one process.
+    Raises: VerifyError when the lists differ in length, for less than one process, when a worker cannot start or dies (out of memory, a
+        script without that line, a signal).
     """
     if len(golds) != len(texts):
         raise VerifyError(f"{len(golds)} golds but {len(texts)} texts; give one gold for each text")
-    if processes is not None and processes < 1:
-        raise VerifyError(f"processes {processes} is less than 1; give a number of workers, or leave it out")
+    if processes is not None and (not isinstance(processes, int) or processes < 1):
+        raise VerifyError(f"processes {processes!r} is not a number from 1; give a number of workers, or leave it out")
     pairs = list(zip(golds, texts, strict=True))
     if processes is None:
         import os
 
         processes = 1 if len(pairs) < 4_000 else os.cpu_count() or 1
     if processes == 1 or len(pairs) < 2:
-        return _chunk(pairs, mode, bare)
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
+        return _judged((pairs, mode, bare))
+    from align.verify._workers import judge_over
 
     size = max(1, min(500, -(-len(pairs) // (4 * processes))))
-    chunks = [pairs[k : k + size] for k in range(0, len(pairs), size)]
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        done = pool.map(_chunk, chunks, [mode] * len(chunks), [bare] * len(chunks))
-        return [verdict for chunk in done for verdict in chunk]
+    jobs = [(pairs[k : k + size], mode, bare) for k in range(0, len(pairs), size)]
+    return [verdict for chunk in judge_over(_judged, jobs, processes) for verdict in chunk]
 
 
-def _chunk(pairs: list[tuple[str, str]], mode: str, bare: bool) -> list[Verdict]:
+def _judged(job: tuple[list[tuple[str, str]], str, bool]) -> list[Verdict]:
+    pairs, mode, bare = job
     return [equivalent(gold, text) if bare else grade(gold, text, mode=mode) for gold, text in pairs]
 
 
