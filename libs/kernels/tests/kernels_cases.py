@@ -319,8 +319,11 @@ def sampling(device, dtype, large):
         pick([1.0, 1.0, 0.9, 0.3, 1e-6], 6, torch.float32),
         pick([0.0, 0.0, 0.05, 1.0], 7, torch.float32),
     )
+    options[0][0], logits[0] = 0.0, 0.0  # the most likely token where exp makes equals of it and others
+    logits[0, 5], logits[0, 9] = 1e-9, 2e-9
     with poisoned():
         tokens, own, plain = kernels.sample(logits, keys, positions, *options)
+    assert tokens[0] == 9
     wanted, own_wanted, plain_wanted = _sampling.reference(logits, keys, positions, *options)
     same = tokens == wanted
     assert same.sum() >= rows - rows // 256  # at a cut, or in a photo finish, fp32 may decide otherwise

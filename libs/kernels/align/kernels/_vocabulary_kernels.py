@@ -171,7 +171,6 @@ def sample(
             bits += step * ((m1 >= wanted).to(tl.int32) + (m2 >= wanted).to(tl.int32) + (m3 >= wanted).to(tl.int32))
         floor_bits = tl.maximum(floor_bits, bits)
     floor = tl.maximum(_float(floor_bits), tl.load(min_ps + row))
-    floor = tl.where(greedy, 1.0, floor)  # exp(0): the most likely alone
 
     key = _stir64(
         tl.load(keys + row).to(tl.uint64, bitcast=True) + tl.load(positions + row).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
@@ -187,7 +186,7 @@ def sample(
         x = tl.load(base + at, mask=at < vocabulary, other=NEGATIVE).to(tl.float32)
         plain_mass += tl.exp(x - peak)
         e = tl.exp((x - peak) / heat)
-        kept = (e >= floor) & (at < vocabulary)
+        kept = tl.where(greedy, x == peak, e >= floor) & (at < vocabulary)
         kept_mass += tl.where(kept, e, 0.0)
         bits = (tl.load(words + at, mask=at < vocabulary, other=0).to(tl.uint32, bitcast=True) ^ low) * 0x7FEB352D
         bits = ((bits ^ (bits >> 15)) + high) * 0x846CA68B
