@@ -23,6 +23,7 @@ ROOT = Path(__file__).absolute().parents[1]
 ARGUMENTS: dict[str, list[str] | None] = {
     "benchmarks/four_gpu.py": ["--ranks", "2", "--model", "tiny", "--device", "cuda", "--steps", "6"],
     "benchmarks/four_gpu_rank.py": None,  # a part of four_gpu
+    "libs/rollout/benchmarks/tune.py": ["--cases", "1.44B:64", "--ops", "decode_attention", "--seconds", "60"],
     "libs/tokenizer/benchmarks/random_strings.py": None,  # the oracle
     "libs/tokenizer/benchmarks/speed.py": None,  # a corpus
     "libs/tracking/benchmarks/report.py": ["100000"],

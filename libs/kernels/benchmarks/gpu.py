@@ -24,6 +24,7 @@ import lean
 import peers
 import step_workloads
 import torch
+import tuning_file
 import workloads
 from workloads import MODELS, timed
 
@@ -33,7 +34,6 @@ from align.kernels._runtime import Config
 
 TUNING = workloads.TUNING | step_workloads.TUNING
 HERE = Path(__file__).parent
-TABLE = HERE.parent / "align/kernels/tuning.json"
 START = time.time()
 
 
@@ -88,7 +88,7 @@ def sweep(section: str, op: str, shape_class: str, configs: list[_runtime.Config
 
 def load_tuning(out: Path) -> None:
     """The sweeps' answers of this run over the library's table."""
-    table = json.loads(TABLE.read_text())
+    table = json.loads(tuning_file.TABLE.read_text())
     file = out / "tuning.json"
     if file.exists():
         for gpu, ops in json.loads(file.read_text()).items():
@@ -291,26 +291,6 @@ class Run:
         return table
 
 
-def write_table(table: dict[str, Any]) -> None:
-    """Into the library: one line an op and shape class, so that a diff is read easily."""
-    whole = json.loads(TABLE.read_text())
-    for gpu, ops in table.items():
-        for op, classes in ops.items():
-            whole.setdefault(gpu, {}).setdefault(op, {}).update(classes)
-    TABLE.write_text(compact(whole) + "\n")
-
-
-def compact(table: dict[str, Any]) -> str:
-    lines = []
-    for gpu, ops in sorted(table.items()):
-        rows = []
-        for op, classes in sorted(ops.items()):
-            inner = ",\n".join(f"   {json.dumps(c)}: {json.dumps(v, sort_keys=True)}" for c, v in sorted(classes.items()))
-            rows.append(f"  {json.dumps(op)}: {{\n{inner}\n  }}")
-        lines.append(f" {json.dumps(gpu)}: {{\n" + ",\n".join(rows) + "\n }")
-    return "{\n" + ",\n".join(lines) + "\n}"
-
-
 # Groups of tests that take about as long, each a process.
 TESTS = (
     "loss and dtype0", "loss and dtype1", "decod and not dtype1", "decode and dtype1", "strict_attention_is", "strict_attention and dtype",
@@ -353,7 +333,7 @@ def main() -> int:
     if groups:
         table = run.save_tuning()
         if options.write:
-            write_table(table)
+            tuning_file.write(table)
     for name, process in after:
         run.gather(name, process, 120)
     for row in run.rows:
