@@ -3,7 +3,8 @@
     PYTHONPATH=libs/rollout:libs/model:libs/kernels:libs/tokenizer:libs/config python3 libs/rollout/benchmarks/gpu.py --out DIR
 
 Weights are random, so no sample stops by itself. "decode" is the rate of steps alone, from the difference of a long and a short call;
-"whole" is that of the call with the prompts read. Every case is a process of its own. `--peers DIR` has transformers for `hf` cases.
+"whole" is that of the call with the prompts read. `changes` tells how many requests get other tokens in other batches. Every case is a
+process of its own. `--peers DIR` has transformers for `hf` cases.
 """
 
 import argparse
@@ -122,6 +123,27 @@ def mixed(size: str, batch: int, prompt: int, new: int, device: str, strict: boo
     return {"whole tok/s": sum(lengths) / best, "samples": 6 * batch, "seconds": best}
 
 
+def changes(size: str, batch: int, prompt: int, new: int, device: str, strict: bool) -> dict[str, float]:
+    """The same requests in other batches: the share whose tokens change, and where the first change stands, on average."""
+    model = build(size, device)
+    prompts, row = prompts_of(batch, [prompt]), {}
+
+    def tokens(rows: int, order: list[int]) -> dict[int, list[int]]:
+        sampler = NativeSampler(model, eos_ids=[], max_batch=rows, strict=strict, paged=True)
+        samples = sampler.generate([prompts[i] for i in order], max_new_tokens=new, seeds=order)
+        sampler.release()
+        return {i: sample.ids for i, sample in zip(order, samples, strict=True)}
+
+    whole = tokens(batch, list(range(batch)))
+    for name, rows, order in (("a quarter", max(1, batch // 4), range(batch)), ("7 rows, backwards", 7, range(min(batch, 28) - 1, -1, -1))):
+        others = tokens(rows, list(order))
+        firsts = [next((at for at in range(new) if whole[i][at] != ids[at]), new) for i, ids in others.items()]
+        changed = [at for at in firsts if at < new]
+        row[f"changed, {name}"] = len(changed) / len(firsts)
+        row[f"first change, {name}"] = sum(changed) / max(1, len(changed))
+    return row
+
+
 # A program for a process that has transformers: its generate with a static cache, compiled or not. Arguments as JSON: see `peer`.
 PEER = """
 import json, sys, time, torch
@@ -162,7 +184,8 @@ def one(case: str, arguments: argparse.Namespace) -> dict[str, float]:
     kind, size, batch = case.split(":")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     common = (size, int(batch), arguments.prompt, arguments.new, device)
-    return (mixed if kind.startswith("mixed") else ours)(*common, kind.endswith("strict"))
+    run = {"mixed": mixed, "changes": changes, "ours": ours}[kind.removesuffix("-strict")]
+    return run(*common, kind.endswith("-strict"))
 
 
 DEFAULT = ",".join(f"ours:{size}:{batch}" for size in ("1.44B", "7.25B") for batch in (1, 64, 256))
@@ -171,7 +194,9 @@ DEFAULT = ",".join(f"ours:{size}:{batch}" for size in ("1.44B", "7.25B") for bat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for rollout.json")
-    parser.add_argument("--cases", default=DEFAULT, help="kind:size:batch, …; kinds ours, ours-strict, mixed, hf, hf-compiled")
+    parser.add_argument(
+        "--cases", default=DEFAULT, help="kind:size:batch, …; kinds ours, mixed and changes, each also -strict; hf, hf-compiled"
+    )
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--new", type=int, default=512)
     parser.add_argument("--hf-new", type=int, default=64, help="new tokens of hf cases, whose steps are slow")
