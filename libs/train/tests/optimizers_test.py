@@ -86,6 +86,7 @@ def test_every_schedule(name, steps, warmup, ratio, decay):
         ("schedule.warmup_steps=101", r"warmup_steps 101 .* more than train\.max_steps 100"),
         ("schedule.decay_steps=5", r"only wsd has a decay phase; schedule\.name is cosine"),
         ("eval.every=-1", r"eval\.every is -1"),
+        ("seed=9223372036854775808", r"seed is 9223372036854775808; it must be an integer of 64 bits"),
     ],
 )
 def test_impossible_values_are_named(override, message):

@@ -150,6 +150,7 @@ def validate(config: TrainerConfig) -> None:
         if value < least:
             raise TrainError(f"{name} is {value}; it must be at least {least}")
     for name, number, fits, range_ in (
+        ("seed", config.seed, -(2**63) <= config.seed < 2**63, "an integer of 64 bits, from -2**63 to 2**63 - 1"),
         ("optimizer.lr", optimizer.lr, 0 < optimizer.lr < float("inf"), "above 0"),
         ("optimizer.eps", optimizer.eps, optimizer.eps > 0, "above 0"),
         ("optimizer.weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0, "at least 0"),
