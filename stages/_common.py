@@ -1,11 +1,16 @@
 """What the stages share besides the libraries: how a configuration names a model, rows and an evaluation, and how a stage ends."""
 
+import hashlib
+import json
+import math
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 import torch
 from _entry import find as find
@@ -15,11 +20,11 @@ from _life import LivingSampler
 
 from align.config import ConfigError, Invocation, caller_path, workspace_root
 from align.data import Encoded, arithmetic_rows, bundled_rows, eval_batches, read_rows
-from align.evals import Estimate, EvalResult, accuracy
+from align.evals import Estimate, EvalResult, accuracy, encode_prompt
 from align.guard import Projection, Refused, RunShape, preflight, project, read_host
 from align.model import Decoder, ModelConfig, init, load
 from align.rollout import NativeSampler
-from align.tokenizer import Tokenizer, resolve_tokenizer
+from align.tokenizer import ChatError, Tokenizer, TokenizerError, resolve_tokenizer
 from align.train import LoraConfig, Ranks, TrainerConfig, TrainModule, finished, join, launch, started, to_device, validate
 
 # What guard may propose: of the settings that save memory, those that there are.
@@ -87,9 +92,9 @@ def model_directory(path: Path) -> Path:
     """The directory of a model, or of the newest checkpoint when a run directory is named. Raises ConfigError saying what is expected."""
     directory = find(path)
     if (directory / "checkpoints").is_dir() and not (directory / "config.json").exists():
-        steps = sorted(directory.glob("checkpoints/step-*"))
+        steps = [step for step in directory.glob("checkpoints/step-*") if step.name[5:].isdigit()]
         if steps:
-            return steps[-1]
+            return max(steps, key=lambda step: int(step.name[5:]))  # by number: step-1000000 comes after step-999999
     if not (directory / "config.json").is_file():
         raise ConfigError(
             f"model.path {path}: there is no config.json in {directory}; expected is a directory in HF layout with config.json, "
@@ -104,6 +109,8 @@ def on_ranks(program: str, stage: Callable[[Invocation[Any]], int]) -> Callable[
 
     def start(call: Invocation[Any]) -> int:
         validate(call.config)
+        if isinstance(section := getattr(call.config, "eval", None), JudgeSection):
+            check_judged(section)
         if not call.dry_run and (code := launch(call.config.launch, program, sys.argv[1:])) is not None:
             return code
         return finished(stage(call))
@@ -121,8 +128,16 @@ def join_ranks(call: Invocation[Any], device: torch.device) -> tuple[Ranks, torc
 
 
 def run_directory(run_dir: Path | None, stage: str, ranks: Ranks) -> Path:
-    """The configured one, relative to the caller, or runs/<stage>-<time> in the workspace; the same on every rank."""
+    """The configured one, relative to the caller, or runs/<stage>-<time> in the workspace; the same on every rank.
+
+    Raises ConfigError: it holds another stage's run, whose records a --resume would cut."""
     path = caller_path(run_dir) if run_dir else workspace_root() / "runs" / time.strftime(f"{stage}-%Y%m%d-%H%M%S")
+    try:
+        other = json.loads((path / "stage_result.json").read_bytes()).get("stage", stage)
+    except (OSError, ValueError, AttributeError):  # none, or none that can be read
+        other = stage
+    if other != stage:
+        raise ConfigError(f"run_dir {path} holds a run of //stages:{other}; choose another for //stages:{stage}")
     agreed: Path = ranks.agree(path)
     return agreed
 
@@ -233,6 +248,70 @@ def check_fit(projection: Projection, section: GuardSection, folder: Path) -> li
         raise Refused(refusal.check, f"{refusal} (guard.ignore={refusal.check} goes on all the same)") from None
 
 
+def use_threads(threads: int, name: str = "threads") -> None:
+    """Sets torch's CPU threads; 0 leaves torch's own choice. Raises ConfigError naming the field."""
+    if threads < 0:
+        raise ConfigError(f"{name} is {threads}; it must be at least 0 (0 leaves torch's own choice)")
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def check_sampling(section: Sampling) -> None:
+    """Raises ConfigError, naming the field, for values that nothing can be sampled with."""
+    _check_numbers("sampling", section, {"max_new_tokens": 1, "top_k": 0})
+    if not 0 < section.top_p <= 1:
+        raise ConfigError(f"sampling.top_p is {section.top_p}; it must be above 0 and at most 1 (1: all tokens)")
+    if not 0 <= section.min_p <= 1:
+        raise ConfigError(f"sampling.min_p is {section.min_p}; it must be from 0 (all tokens) to 1")
+    if "" in section.stop:
+        raise ConfigError("sampling.stop holds an empty text, which every answer contains; remove it")
+
+
+def check_judged(section: JudgeSection) -> None:
+    """Raises ConfigError, naming the field, for values that nothing can be judged with."""
+    _check_numbers("eval", section, {"problems": 0, "samples": 1, "max_new_tokens": 1, "batch": 1, "show": 0})
+    if section.temperature == 0 and section.samples > 1 and section.problems:
+        raise ConfigError(
+            f"eval.samples={section.samples} at eval.temperature=0 would all be alike; add eval.temperature=1, or eval.samples=1"
+        )
+
+
+def _check_numbers(name: str, section: Any, least: Mapping[str, int]) -> None:
+    for field_, low in least.items():
+        if (value := getattr(section, field_, low)) < low:
+            raise ConfigError(f"{name}.{field_} is {value}; it must be at least {low}")
+    if not 0 <= section.temperature < math.inf:
+        raise ConfigError(
+            f"{name}.temperature is {section.temperature}; it must be a finite number from 0 (0: the likeliest token each time)"
+        )
+
+
+def check_template(tokenizer: Tokenizer, setting: str, directory: Path) -> None:
+    """Raises ConfigError: what is asked through a chat template has none."""
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"{setting}, but {directory} has no chat template; ask with bare prompts, or take a model that has one")
+
+
+def prompt_ids(tokenizer: Tokenizer, row: Mapping[str, Any], place: str, window: int) -> list[int]:
+    """`encode_prompt` for a model of this window. Raises ConfigError, naming the place: no text, no conversation, or too long."""
+    try:
+        ids = encode_prompt(tokenizer, dict(row))
+    except (ChatError, TokenizerError) as error:
+        raise ConfigError(f"{place}: {error}") from None
+    if not ids:
+        raise ConfigError(f"{place}: the prompt is empty, and the tokenizer puts nothing in front of it; write one, or remove the row")
+    if len(ids) >= window:
+        raise ConfigError(f"{place}: the prompt has {len(ids)} tokens, and the model's window is {window}; shorten it, or remove the row")
+    return ids
+
+
+def check_prompts(rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, config: ModelConfig, source: str) -> None:
+    """Raises ConfigError, naming the row, before anything is sampled: a prompt that the model cannot be asked with."""
+    for number, row in enumerate(rows, 1):
+        shown = row.get("prompt", row.get("messages"))
+        prompt_ids(tokenizer, row, f"{source}: row {number}, {str(shown)[:40]!r}", config.max_length)
+
+
 def judged_rows(section: JudgeSection, *, chat: bool, system: str | None) -> list[dict[str, Any]]:
     """Rows {"prompt", "answer", ...}, those of a file in their order, the first `problems`; with chat also "messages"."""
     if section.source == "arithmetic":
@@ -269,6 +348,34 @@ def judge(
         progress=progress,
         **more,
     )
+
+
+def weights_digest(directory: Path) -> str:
+    """sha256 of the weight files."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in (config if isinstance(config, dict) else asdict(config)).items():
+        made |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return made
+
+
+def write_through(file: TextIO, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Appends rows to an open JSONL file, and sees them on the disk. Raises ConfigError when the disk refuses them."""
+    try:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            file.close()  # what is still in its buffer goes with it
+        raise ConfigError(f"{file.name}: cannot be written ({error.strerror}); free space there, and go on with --resume") from None
 
 
 def accuracies(judged: EvalResult) -> dict[str, float]:

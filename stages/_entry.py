@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,8 +58,13 @@ def keep_freed_memory() -> None:
 def run_stage(name: str, config_class: type[T], stage: Callable[[Invocation[T]], int], description: str, argv: Sequence[str]) -> int:
     """Reads the command line, runs the stage, and turns a user's mistake into one line and an exit code (CONTRIBUTING.md lists them)."""
     keep_freed_memory()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character of an answer ends no run
     try:
         return stage(parse_cli(config_class, argv, prog=f"./bazelw run //stages:{name} --", description=description))
+    except KeyboardInterrupt:  # where nothing saves on a signal: while data are read, in generate and evaluate
+        print(f"{name}: stopped by Ctrl-C; what was written is whole, and a run goes on with --resume", file=sys.stderr, flush=True)
+        return 5
     except Exception as error:
         code = getattr(error, "exit_code", None)
         if code is None and isinstance(error, OSError) and error.filename is not None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from _common import say
+from _common import check_template, say
 from _rl import Loaded, prompt_rows
 
 from align.config import ConfigError, caller_path
@@ -33,6 +33,10 @@ def asked(section: PromptSection, loaded: Loaded, *, max_new_tokens: int, verifi
     """
     if section.rows is not None and section.rows < 1:
         raise ConfigError(f"data.rows is {section.rows}; it must be at least 1, or none for all")
+    if section.system is not None and not section.chat:
+        raise ConfigError("data.system is set without data.chat=true; a bare prompt has no place for it")
+    if section.chat:
+        check_template(loaded.tokenizer, "data.chat=true", loaded.directory or loaded.tokenizer_files)
     if section.source == "arithmetic":
         rows: list[dict[str, Any]] = arithmetic_rows(section.rows or GENERATED_ROWS, levels=section.levels, seed=0, held_out=False)
     elif section.source == "gsm8k_train":

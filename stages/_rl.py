@@ -18,6 +18,7 @@ from _common import (
     build_model,
     changes,
     check_fit,
+    check_prompts,
     check_vocabulary,
     find,
     join_ranks,
@@ -30,6 +31,7 @@ from _common import (
     run_directory,
     run_shape,
     say,
+    use_threads,
     with_intervals,
 )
 from _entry import Life
@@ -107,8 +109,7 @@ class Loaded:
 def load_start(call: Invocation[Any], stage: str) -> Loaded:
     """The configuration's model directory, tokenizer, device and run directory."""
     config = call.config
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
+    use_threads(config.train.threads, "train.threads")
     section = config.model
     planning = call.dry_run and section.plan_config is not None and not find(section.path).exists()
     directory = None if planning else model_directory(section.path)
@@ -241,6 +242,7 @@ class Evaluation:
         self._section, self._model, self._tokenizer, self._seed, self._last = section, model, tokenizer, seed, last_step
         self._extra = extra
         self._problems = judged_rows(section, chat=chat, system=system) if section.enabled and section.problems else []
+        check_prompts(self._problems, tokenizer, model.config, f"eval.source {section.source}")
         self.run: WatchedRun | None = None
         self.samples: list[Item] = []
 
@@ -318,8 +320,6 @@ class TrainingRun:
         parameters = sum(parameter.numel() for parameter in self.module.model.parameters())
         say(f"model    {parameters:,} parameters, {config.model.dtype}, {self.loaded.device}, {threads} thread{'s' * (threads > 1)}")
         say(f"run      {run.path}")
-        if config.eval.enabled and ranks.agree(0 not in evaluations(run)):
-            run.eval(0, **self._evaluate(0))
         trainer = Trainer(
             config,
             self.module,
@@ -332,6 +332,8 @@ class TrainingRun:
             ranks=ranks,
         )
         try:
+            if config.eval.enabled and ranks.agree(0 not in evaluations(run)):
+                run.eval(0, **self._evaluate(0))
             if checkpoint is not None and self._tripped_before(checkpoint.trainer_state["extra"]):
                 return self._finish(run, "stopped", checkpoint.step, checkpoint.path, "tripwire")
             result = trainer.fit(resume=checkpoint or call.resume, allow_change=call.allow_change)

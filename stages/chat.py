@@ -5,18 +5,32 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
-import torch
-from _common import ModelSection, Sampling, build_model, check_vocabulary, load_tokenizer, model_directory, pick_device, run_stage, say
+from _common import (
+    ModelSection,
+    Sampling,
+    build_model,
+    check_sampling,
+    check_template,
+    check_vocabulary,
+    load_tokenizer,
+    model_directory,
+    pick_device,
+    run_stage,
+    say,
+    use_threads,
+)
 
 from align.config import ConfigError, Invocation
 from align.evals import encode_prompt
 from align.model import load_config
 from align.rollout import NativeSampler, RolloutError
-from align.tokenizer import ChatError, Decoder, Tokenizer
+from align.tokenizer import ChatError, Decoder, Tokenizer, TokenizerError
 
+REFUSED = (ChatError, RolloutError, TokenizerError)  # a message that cannot be answered; the conversation goes on
 HELP = (
     "/reset forgets the conversation, /system TEXT sets the system message, /retry answers again, /quit or Ctrl-D ends; "
     "Ctrl-C stops an answer"
@@ -51,20 +65,22 @@ class Conversation:
         self.sampler, self.tokenizer, self.config, self.templated = sampler, tokenizer, config, templated
         self.system, self.messages, self.answers = config.system, list[dict[str, Any]](), 0
         self.asked: str | None = None
+        self.answered = False  # whether what was asked last is among the messages
 
     def ask(self, text: str, show: Callable[[str], None]) -> str:
         """Sends one message; `show` gets the answer piece by piece. On an interrupt what was made so far is the answer."""
-        self.asked = text
+        self.asked, self.answered = text, False
         self.messages = [*self.messages, {"role": "user", "content": text}] if self.templated else []
         opening = [{"role": "system", "content": self.system}] if self.system is not None else []
         row = {"messages": [*opening, *self.messages]} if self.templated else {"prompt": text}
         try:
             ids = encode_prompt(self.tokenizer, row)
             answer = self._answer(ids, show)
-        except (ChatError, RolloutError):
+        except REFUSED:
             self.messages = self.messages[:-1]
             raise
         self.messages = [*self.messages, {"role": "assistant", "content": answer}] if self.templated else []
+        self.answered = True
         return answer
 
     def _answer(self, ids: list[int], show: Callable[[str], None]) -> str:
@@ -89,8 +105,8 @@ class Conversation:
         return "".join([*said, piece])
 
     def forget_last(self) -> str | None:
-        """Takes back the last exchange; returns what was asked."""
-        self.messages = self.messages[:-2]
+        """Takes back the last exchange, if there was an answer; returns what was asked."""
+        self.messages = self.messages[:-2] if self.answered else self.messages
         return self.asked
 
 
@@ -98,15 +114,15 @@ def chat(call: Invocation[ChatConfig]) -> int:
     config = call.config
     if call.resume or call.allow_change:
         raise ConfigError("chat has nothing to resume; start it anew")
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    check_sampling(config.sampling)
+    use_threads(config.threads)
     directory = model_directory(config.model.path)
     model_config = load_config(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
     templated = tokenizer.chat_template is not None if config.template is None else config.template
-    if templated and tokenizer.chat_template is None:
-        raise ConfigError(f"template=true, but {directory} has no chat template; leave template out to give it bare prompts")
+    if templated:
+        check_template(tokenizer, "template=true", directory)
     if config.system is not None and not templated:
         raise ConfigError(f"system is set, but {directory} is asked without a chat template, which has no place for it")
     say(f"model    {directory}, {'chat template' if templated else 'no chat template: each line is a prompt of its own'}")
@@ -117,6 +133,8 @@ def chat(call: Invocation[ChatConfig]) -> int:
     eos = [tokenizer.eos_id] if tokenizer.eos_id is not None else []
     talk = Conversation(NativeSampler(model, eos_ids=eos, max_batch=1), tokenizer, config, templated=templated)
     say(HELP)
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is no text is refused by the tokenizer, and the conversation goes on
     converse(talk, sys.stdin, sys.stdout)
     return 0
 
@@ -159,7 +177,7 @@ def converse(talk: Conversation, source: TextIO, out: TextIO) -> None:
             continue
         try:
             talk.ask(line, show)
-        except (ChatError, RolloutError) as error:
+        except REFUSED as error:
             show(f"chat: {error}")
         show("\n")
 

@@ -3,9 +3,7 @@
 Two results on the same problems: ./bazelw run //stages:evaluate -- --compare A B (run directories or items.jsonl files).
 """
 
-import hashlib
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -21,7 +19,11 @@ from _common import (
     ModelSection,
     accuracies,
     build_model,
+    check_judged,
+    check_prompts,
+    check_template,
     check_vocabulary,
+    flat,
     judge,
     judged_rows,
     load_tokenizer,
@@ -29,7 +31,10 @@ from _common import (
     pick_device,
     run_stage,
     say,
+    use_threads,
+    weights_digest,
     with_intervals,
+    write_through,
 )
 from _life import awaited, show_forwards
 
@@ -91,17 +96,24 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
         raise ConfigError("with choices=true there is nothing to resume; start it anew")
     if call.resume and config.run_dir is None:
         raise ConfigError("--resume needs run_dir=, the directory of the evaluation that stopped")
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    if config.eval.temperature == 0 and config.eval.samples > 1:
-        raise EvalError(f"eval.samples={config.eval.samples} at eval.temperature=0 would all be alike; add eval.temperature=1")
+    check_judged(config.eval)
+    if config.show < 0 or not config.eval.problems:
+        name, value = ("show", config.show) if config.show < 0 else ("eval.problems", config.eval.problems)
+        raise ConfigError(f"{name} is {value}; it must be at least {int(name != 'show')}")
+    if config.system is not None and not config.chat:
+        raise ConfigError("system is set without chat=true; a bare prompt has no place for it")
+    use_threads(config.threads)
 
     # Load.
     directory = model_directory(config.model.path)
     model_config = load_config(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
+    if config.chat:
+        check_template(tokenizer, "chat=true", directory)
     rows = asked_rows(config)
+    if not config.choices:
+        check_prompts(rows, tokenizer, model_config, config.eval.source)
     how = "greedy" if config.eval.temperature == 0 else f"{config.eval.samples} samples at temperature {config.eval.temperature:g}"
     say(f"model    {directory}\nproblems {len(rows)} of {config.eval.source}, {'by the likeliest choice' if config.choices else how}")
     if call.dry_run:
@@ -137,9 +149,7 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
                 more = {"judge": opened.enter_context(kernel(run.alive)), "chunk": LEAN_AT_ONCE}
 
             def keep(items: list[Item]) -> None:
-                file.writelines(json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items)
-                file.flush()
-                os.fsync(file.fileno())
+                write_through(file, (asdict(item) for item in items))
 
             judged = judge(
                 model, tokenizer, rows, config.eval, seed=config.seed, alive=run.alive, progress=advance, done=done, keep=keep, **more
@@ -233,15 +243,6 @@ def scorer(model: Decoder, tokenizer: Tokenizer) -> Any:
     return score
 
 
-def weights_digest(directory: Path) -> str:
-    """sha256 of the weight files."""
-    digest = hashlib.sha256()
-    for path in sorted(directory.glob("*.safetensors")):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
 def refuse_other(folder: Path, config: EvaluateConfig, weights: str) -> None:
     """A resume goes on with the same weights, rows and settings, or not at all. Raises ConfigError naming what differs."""
     try:
@@ -255,13 +256,6 @@ def refuse_other(folder: Path, config: EvaluateConfig, weights: str) -> None:
         raise ConfigError(f"{folder}: {shown}; resume with the same settings, or begin another run_dir")
     if env.get("weights") != weights:
         raise ConfigError(f"{folder}: {config.model.path} has other weights now than when the evaluation began; begin another run_dir")
-
-
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for key, value in (config if isinstance(config, dict) else asdict(config)).items():
-        made |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return made
 
 
 def whole_items(partial: Path) -> list[Item]:

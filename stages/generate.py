@@ -1,25 +1,46 @@
 """Samples answers to a JSONL file of prompts (or of messages, or a text file with a prompt a line) into a JSONL file, an object a
 prompt.
+
+Beside it, in <output>.settings.json, stands what the answers were made with; --resume goes on with the same, or not at all.
 """
 
+import io
 import json
 import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
-import torch
-from _common import ModelSection, Sampling, build_model, check_vocabulary, load_tokenizer, model_directory, pick_device, run_stage, say
+from _common import (
+    ModelSection,
+    Sampling,
+    build_model,
+    check_sampling,
+    check_template,
+    check_vocabulary,
+    flat,
+    load_tokenizer,
+    model_directory,
+    pick_device,
+    prompt_ids,
+    run_stage,
+    say,
+    use_threads,
+    weights_digest,
+    write_through,
+)
 
 from align.config import ConfigError, Invocation, caller_path
-from align.evals import encode_prompt
 from align.model import load_config
 from align.rollout import NativeSampler
 from align.tokenizer import Tokenizer
 from align.tracking import Progress
+
+MAY_CHANGE = ("input", "output", "batch", "threads", "model.path", "model.device")  # on a resume; rows and weights are compared themselves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,54 +71,82 @@ def generate(call: Invocation[GenerateConfig]) -> int:
     config = call.config
     if call.allow_change:
         raise ConfigError("generate has no --allow-change; what --resume keeps are the lines that are whole")
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    if config.system is not None and not config.chat:
-        raise ConfigError("system is set without chat=true; a bare prompt has no place for it")
+    check(config)
+    use_threads(config.threads)
     source = caller_path(config.input)
     target = caller_path(config.output) if config.output else source.with_name(f"{source.stem}.samples.jsonl")
-    rows = list(read_prompts(source, config))
-    done = lines_done(target, rows) if call.resume else 0
-    if not call.resume and target.exists():
+    if target.exists() and not call.resume:
         raise ConfigError(f"{target} exists; name another output=, remove it, or go on with --resume")
+    rows, places = read_prompts(source, config)
+    done = lines_done(target, rows, config.samples) if call.resume else 0
     directory = model_directory(config.model.path)
     model_config = load_config(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
+    if config.chat or any("messages" in row for row in rows):
+        check_template(tokenizer, "chat=true" if config.chat else f"{source} has rows of messages", directory)
     say(f"model    {directory}\nprompts  {len(rows)} of {source}, {config.samples} answers each" + (f"; {done} are there" if done else ""))
+    prompts = [prompt_ids(tokenizer, row, place, model_config.max_length) for row, place in zip(rows, places, strict=True)]
     if call.dry_run:
         say(f"dry run: nothing was written to {target}")
         return 0
-    prompts = [encode_prompt(tokenizer, row) for row in rows]
+    settings = {**{key: value for key, value in flat(config).items() if key not in MAY_CHANGE}, "weights": weights_digest(directory)}
+    if done:
+        refuse_other(target, settings)
     model = build_model(config.model, directory, model_config, config.seed, pick_device(config.model, model_config)).eval()
     sampler = NativeSampler(model, eos_ids=[tokenizer.eos_id] if tokenizer.eos_id is not None else [], max_batch=config.batch)
     progress, started, tokens = Progress(len(rows), every=config.batch, stream=sys.stderr), time.perf_counter(), 0
     step = max(1, config.batch // config.samples)
-    with target.open("a", encoding="utf-8") as out:
+    with opened(target, settings, again=done > 0) as out:
         for first in range(done, len(rows), step):
             some = range(first, min(first + step, len(rows)))
-            for index, answers in zip(some, ask(sampler, tokenizer, [prompts[i] for i in some], config, some), strict=True):
-                tokens += sum(answer["tokens"] for answer in answers)
-                out.write(json.dumps({**rows[index], "samples": answers}, ensure_ascii=False) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
+            made = ask(sampler, tokenizer, [prompts[i] for i in some], config, some)
+            tokens += sum(answer["tokens"] for answers in made for answer in answers)
+            write_through(out, [{**rows[index], "samples": answers} for index, answers in zip(some, made, strict=True)])
             progress.update(some[-1] + 1)
     seconds = time.perf_counter() - started
     say(f"output   {target}\n         {len(rows) - done} prompts, {tokens} tokens, {tokens / max(seconds, 1e-9):,.0f} tokens/s")
     return 0
 
 
-def read_prompts(source: Path, config: GenerateConfig) -> Iterator[dict[str, Any]]:
-    """The rows; with chat=true a prompt becomes messages. Raises ConfigError naming file and line."""
-    with source.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            row = {"prompt": line.rstrip("\n")} if source.suffix == ".txt" else _row(line, f"{source}:{number}")
-            if config.chat and "messages" not in row:
-                opening = [{"role": "system", "content": config.system}] if config.system is not None else []
-                row = {**row, "messages": [*opening, {"role": "user", "content": row["prompt"]}]}
-            yield row
+def check(config: GenerateConfig) -> None:
+    """Raises ConfigError, naming the field, for values that nothing can be sampled with."""
+    for name, value in (("samples", config.samples), ("batch", config.batch)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    check_sampling(config.sampling)
+    if config.sampling.temperature == 0 and config.samples > 1:
+        raise ConfigError(
+            f"samples={config.samples} at sampling.temperature=0 would all be alike; take samples=1, or a temperature above 0"
+        )
+    if config.system is not None and not config.chat:
+        raise ConfigError("system is set without chat=true; a bare prompt has no place for it")
+
+
+def read_prompts(source: Path, config: GenerateConfig) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows, with chat=true a prompt as messages, and the place of each. Raises ConfigError naming file and line."""
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"input {source}: cannot be read ({error.strerror}); name a JSONL file of prompts, or a .txt file") from None
+    try:
+        lines = io.StringIO(data.decode("utf-8-sig"), newline=None)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{source}:{line}: byte {data[error.start]:#04x} is not UTF-8; convert the file to UTF-8") from None
+    rows, places = list[dict[str, Any]](), list[str]()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        places.append(f"{source}:{number}")
+        row = {"prompt": line.rstrip("\n")} if source.suffix == ".txt" else _row(line, places[-1])
+        if config.chat and "messages" not in row:
+            opening = [{"role": "system", "content": config.system}] if config.system is not None else []
+            row = {**row, "messages": [*opening, {"role": "user", "content": row["prompt"]}]}
+        rows.append(row)
+    if not rows:
+        raise ConfigError(f"input {source} has no prompts: the file is empty, or has blank lines only")
+    return rows, places
 
 
 def _row(line: str, place: str) -> dict[str, Any]:
@@ -110,7 +159,7 @@ def _row(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def lines_done(target: Path, rows: list[dict[str, Any]]) -> int:
+def lines_done(target: Path, rows: list[dict[str, Any]], samples: int) -> int:
     """How many rows the output holds already; a torn last line is cut away. Raises ConfigError when it belongs to another input."""
     if not target.exists():
         return 0
@@ -119,12 +168,60 @@ def lines_done(target: Path, rows: list[dict[str, Any]]) -> int:
         for line in out:
             if not line.endswith(b"\n"):
                 break
-            old = json.loads(line)
-            if count >= len(rows) or {key: value for key, value in old.items() if key != "samples"} != rows[count]:
-                raise ConfigError(f"{target}:{count + 1} is not about row {count + 1} of the input; name another output=")
+            if count >= len(rows) or not _is_about(line, rows[count], samples):
+                raise ConfigError(
+                    f"{target}:{count + 1} is not about row {count + 1} of the input with {samples} samples; name another output="
+                )
             whole, count = whole + len(line), count + 1
     os.truncate(target, whole)
     return count
+
+
+def _is_about(line: bytes, row: dict[str, Any], samples: int) -> bool:
+    try:
+        old = json.loads(line)
+        answers = old.pop("samples")
+        return bool(old == {key: value for key, value in row.items() if key != "samples"}) and len(answers) == samples
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return False
+
+
+def settings_path(target: Path) -> Path:
+    return target.with_name(f"{target.name}.settings.json")
+
+
+def refuse_other(target: Path, settings: dict[str, Any]) -> None:
+    """Raises ConfigError, naming what differs: the answers that are there were made with other settings."""
+    path = settings_path(target)
+    try:
+        old = json.loads(path.read_bytes())
+        different = [key for key, value in settings.items() if old[key] != value]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}), so nothing says what {target} was made with; name another output=") from None
+    if different:
+        shown = "; ".join(f"{key} was {old[key]!r}, is {settings[key]!r}" for key in different)
+        raise ConfigError(f"{target}: {shown}; resume with the same settings, or name another output=")
+
+
+@contextmanager
+def opened(target: Path, settings: dict[str, Any], *, again: bool) -> Iterator[TextIO]:
+    """The output, to append to, with its settings beside it. Where nothing was written, neither is left behind."""
+    path = settings_path(target)
+    try:
+        if not again:
+            path.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        out = target.open("a", encoding="utf-8")
+    except OSError as error:
+        if not again:
+            path.unlink(missing_ok=True)
+        raise ConfigError(f"output {target}: cannot be written ({error.strerror}); name another output=, or free space") from None
+    try:
+        with out:
+            yield out
+    finally:
+        if not target.stat().st_size:
+            target.unlink()
+            path.unlink(missing_ok=True)
 
 
 def ask(

@@ -1,5 +1,6 @@
 """PPO on a process reward model. Without arguments: trains one for the default task, then the default SFT checkpoint learns from it."""
 
+import math
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -114,6 +115,7 @@ def ppo(call: Invocation[PpoConfig]) -> int:
         )  # fmt: skip
 
     # Build: the policy with its critic, the reward model, the reference.
+    ends = step_end_ids(loaded.tokenizer, config.prm.step_end)  # before a reward model is trained: no token may end so
     judge, scorer, has_answer = reward_model(config, loaded)
     if config.prm.reward.answer and not has_answer:
         raise ConfigError("prm.reward.answer is true, but the reward model was trained without answer labels; set prm.reward.answer=false")
@@ -133,7 +135,7 @@ def ppo(call: Invocation[PpoConfig]) -> int:
     )  # fmt: skip
     credit = PpoCredit(
         model, critic, judge, scorer, scores=scores, config=config.prm.reward, critic_config=config.critic, policy=config.policy,
-        step_ends=step_end_ids(loaded.tokenizer, config.prm.step_end), eos_ids=loaded.eos_ids, reference=reference,
+        step_ends=ends, eos_ids=loaded.eos_ids, reference=reference,
         inner_steps=config.rollout.inner_steps,
     )  # fmt: skip
     show_forwards(loaded.alive, judge)
@@ -174,6 +176,9 @@ def check(config: PpoConfig) -> None:
         raise ConfigError("rollout.overlong is penalty, which lowers a reward that ppo does not learn from; set prm.reward.truncated")
     if config.prm.path is None and config.model.path != StartSection().path:
         raise ConfigError("prm.path is unset, and a reward model is trained here for the default model alone; train one with //stages:prm")
+    for name in ("baseline", "truncated"):
+        if not math.isfinite(value := getattr(config.prm.reward, name)):
+            raise ConfigError(f"prm.reward.{name} is {value}; it must be a finite number")
     labels(config)
 
 
@@ -181,10 +186,14 @@ def labels(config: PpoConfig) -> list[int] | None:
     """The reward model's label tokens. Raises ConfigError: an LM head without them."""
     if config.prm.head == "value":
         return None
+    own = prm_stage.ARITHMETIC_LABELS
+    if config.prm.path is None and config.prm.label_token_ids not in (None, own):
+        why = "the reward model that is trained here has"
+        raise ConfigError(f"prm.label_token_ids is {config.prm.label_token_ids}; {why} {own}: leave it out")
     if config.prm.label_token_ids is not None:
         return prm_stage.two_labels(config.prm.label_token_ids)
     if config.prm.path is None:
-        return prm_stage.ARITHMETIC_LABELS
+        return own
     raise ConfigError("prm.head is lm: prm.label_token_ids must name the good and the bad label's token, as //stages:prm was given them")
 
 
@@ -209,7 +218,9 @@ def reward_model(config: PpoConfig, loaded: Loaded) -> tuple[Decoder, StepScorer
     checkpoint = load_checkpoint(directory, verify=False)
     about = checkpoint.trainer_state["extra"].get("prm")
     wanted = {"head": config.prm.head, "label_token_ids": labels(config)}
-    if about is None or {name: about[name] for name in wanted} != wanted:
+    if about is None:
+        raise ConfigError(f"prm.path {directory} is no reward model; train one with //stages:prm, and name its run")
+    if {name: about[name] for name in wanted} != wanted:
         raise ConfigError(f"prm.path {directory} is a reward model of {about}, this run asks {wanted}; set prm.head, prm.label_token_ids")
     if config.prm.head == "value":
         tensors = {name.removeprefix("extra."): value for name, value in checkpoint.tensors.items() if name.startswith("extra.score_head.")}

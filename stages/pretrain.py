@@ -27,6 +27,7 @@ from _common import (
     run_shape,
     run_stage,
     say,
+    use_threads,
 )
 from _life import show_forwards
 
@@ -95,8 +96,7 @@ class PretrainConfig(TrainerConfig):
 
 def pretrain(call: Invocation[PretrainConfig]) -> int:
     started, config = time.perf_counter(), call.config
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
+    use_threads(config.train.threads, "train.threads")
 
     # Load: tokenizer, documents.
     directory = model_directory(config.model.path)

@@ -15,8 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
-from _common import ModelSection, build_model, check_vocabulary, load_tokenizer, model_directory, pick_device, run_stage, say
+from _common import ModelSection, build_model, check_vocabulary, load_tokenizer, model_directory, pick_device, run_stage, say, use_threads
 from _completions import Completer, RequestError
 
 from align.config import ConfigError, Invocation
@@ -135,8 +134,7 @@ def serve(call: Invocation[ServeConfig]) -> int:
     config = call.config
     if call.resume or call.allow_change:
         raise ConfigError("serve has nothing to resume")
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     directory = model_directory(config.model.path)
     model_config = load_config(directory)
     tokenizer = load_tokenizer(config.model, directory)

@@ -16,6 +16,7 @@ from _common import (
     build_model,
     changes,
     check_fit,
+    check_prompts,
     check_vocabulary,
     find,
     held_out_loss,
@@ -31,6 +32,7 @@ from _common import (
     run_shape,
     run_stage,
     say,
+    use_threads,
 )
 from _life import show_forwards
 
@@ -127,8 +129,7 @@ class SftConfig(TrainerConfig):
 
 def sft(call: Invocation[SftConfig]) -> int:
     started, config = time.perf_counter(), call.config
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
+    use_threads(config.train.threads, "train.threads")
 
     # Load: tokenizer, rows, tokens.
     planning = call.dry_run and config.model.plan_config is not None and not find(config.model.path).exists()
@@ -175,6 +176,11 @@ def sft(call: Invocation[SftConfig]) -> int:
         return plan(config, encoded, projection, run_dir)
     ignored = check_fit(projection, config.guard, run_dir)
 
+    problems = (
+        judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
+    )
+    check_prompts(problems, tokenizer, model_config, f"eval.source {config.eval.source}")
+
     # Build.
     from_scratch = config.model.path == DEFAULT_MODEL if config.model.from_scratch is None else config.model.from_scratch
     model = build_model(config.model, None if from_scratch else directory, model_config, config.seed, device)
@@ -203,12 +209,7 @@ def sft(call: Invocation[SftConfig]) -> int:
 
     # Train, evaluate before and after.
     show_forwards(run.alive, model)
-    problems = (
-        judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
-    )
     evaluation = Evaluation(config, module, tokenizer, problems, held, run, ranks)
-    if config.eval.enabled and ranks.agree(0 not in evaluations(run)):
-        run.eval(0, **evaluation.without_trace(0))
     trainer = Trainer(
         config,
         module,
@@ -220,6 +221,8 @@ def sft(call: Invocation[SftConfig]) -> int:
         ranks=ranks,
     )
     try:
+        if config.eval.enabled and ranks.agree(0 not in evaluations(run)):
+            run.eval(0, **evaluation.without_trace(0))
         result = trainer.fit(resume=checkpoint or call.resume, allow_change=call.allow_change)
     except Exception as error:
         run.finish("failed", stage="sft", reason=f"{type(error).__name__}: {error}", wall_s=time.perf_counter() - started)

@@ -1,5 +1,6 @@
 """evaluate: what is judged is kept, a resume asks only the rest, two results are compared, choices are scored by the model."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -61,6 +62,58 @@ def test_a_resume_with_other_settings_or_weights_is_refused_by_name(caller, caps
     env = caller / "run/env.json"
     env.write_text(json.dumps({**json.loads(env.read_text()), "weights": "other"}))
     assert start("run_dir=run", *SAMPLED, "--resume") == 2 and "has other weights now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["eval.temperature=nan"], "eval.temperature is nan"),
+        (["eval.max_new_tokens=0"], "eval.max_new_tokens is 0"),
+        (["eval.samples=0"], "eval.samples is 0"),
+        (["eval.samples=2"], "would all be alike"),
+        (["eval.batch=0"], "eval.batch is 0"),
+        (["eval.problems=-4"], "eval.problems is -4"),
+        (["eval.problems=0"], "eval.problems is 0"),
+        (["show=-1"], "show is -1"),
+        (["threads=-1"], "threads is -1"),
+        (["chat=true"], "has no chat template; ask with bare prompts"),
+        (["system=hi"], "system is set without chat=true"),
+        (["eval.source=long.jsonl"], "long.jsonl: row 2, '7 7 7"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_by_name_before_anything_is_written(caller, capsys, words, told):
+    rows = [{"prompt": prompt, "answer": "7"} for prompt in ("7", "7 " * 300)]
+    (caller / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert start("run_dir=run", *words) == 2
+    assert told in capsys.readouterr().err and not (caller / "run").exists()
+
+
+def test_a_full_disk_is_one_line_and_a_resume_goes_on(caller, monkeypatch, capsys):
+    def full(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("items.partial.jsonl"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_common.os, "fsync", full)
+        assert start("run_dir=run", *SAMPLED) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.endswith("items.partial.jsonl: cannot be written (No space left on device); free space there, and go on with --resume")
+    assert start("run_dir=run", *SAMPLED, "--resume") == 0
+
+
+def test_ctrl_c_is_one_line_and_exit_code_5(caller, monkeypatch, capsys):
+    def interrupted(*args, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage, "judge", interrupted)
+    assert start("run_dir=run", *SAMPLED) == 5
+    assert capsys.readouterr().err.splitlines()[-1].startswith("evaluate: stopped by Ctrl-C; what was written is whole")
+
+
+def test_the_newest_checkpoint_of_a_run_is_the_one_of_the_highest_step(tmp_path):
+    for step in ("step-000060", "step-999999", "step-1000000", "step-2000000.bak"):
+        (tmp_path / "checkpoints" / step).mkdir(parents=True)
+    assert _common.model_directory(tmp_path).name == "step-1000000"
 
 
 def test_two_results_are_compared(caller, capsys):

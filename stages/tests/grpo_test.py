@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from grpo import GrpoConfig
+from _common import on_ranks, run_stage
+from grpo import GrpoConfig, grpo
 from rl_stage_cases import GRPO, START, cut, killed_until_through, result, same_end, start
 
 from align.model import load
@@ -199,12 +200,30 @@ def test_strict_sampling_and_a_budget_that_is_too_small(caller, capsys):
         (["model.path=nowhere"], "config.json"),
         (["train.global_batch=24", "train.micro_batch=16"], "micro_batch 16"),
         (["tripwire.window=0"], "tripwire.window"),
+        (["eval.temperature=nan"], "eval.temperature is nan"),
+        (["eval.problems=-6"], "eval.problems is -6"),
+        (["eval.show=-1"], "eval.show is -1"),
+        (["eval.source=long.jsonl"], "long.jsonl: row 1, '7 7 7"),
+        (["data.system=hi"], "data.system is set without data.chat=true"),
+        (["data.chat=true"], "has no chat template; ask with bare prompts"),
+        (["seed=99999999999999999999"], "seed is 99999999999999999999; it must be an integer of 64 bits"),
     ],
 )
 def test_what_no_run_can_have_is_refused_before_anything_is_written(caller, capsys, words, told):
-    assert start_grpo("run_dir=run", *GRPO, *words) == 2
+    (caller / "long.jsonl").write_text(json.dumps({"prompt": "7 " * 300, "answer": "7"}) + "\n")
+    assert run_stage("grpo", GrpoConfig, on_ranks("grpo.py", grpo), "", ["run_dir=run", *GRPO, *words]) == 2
     printed = capsys.readouterr().err
     assert told in printed and printed.count("\n") == 1 and not (caller / "run").exists()
+
+
+def test_another_stage_s_run_is_not_gone_on_with(caller, capsys):
+    (caller / "run").mkdir()
+    (caller / "run/stage_result.json").write_text('{"status": "done", "stage": "evaluate"}')
+    (caller / "run/history.jsonl").write_text('{"step": 3}\n')
+    before = {path.name: path.read_bytes() for path in (caller / "run").iterdir()}
+    assert start_grpo("run_dir=run", *GRPO, "--resume") == 2
+    assert "holds a run of //stages:evaluate; choose another" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (caller / "run").iterdir()} == before
 
 
 def test_a_dry_run_plans_and_writes_nothing(caller, capsys):

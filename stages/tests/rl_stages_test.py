@@ -153,6 +153,9 @@ def test_ppo_learns_from_the_reward_model_alone(caller):
         (["--config", "tbd.toml"], "prm.path"),
         (["critic.lam=2"], "critic.lam"),
         (["prm.path=judge", "prm.label_token_ids=[5,5]"], "two different"),
+        (["prm.label_token_ids=[5,6]"], "the reward model that is trained here has [70, 71]"),
+        (["prm.reward.truncated=nan"], "prm.reward.truncated is nan"),
+        (["prm.step_end=zzz"], "no token of the vocabulary ends with 'zzz'"),
     ],
 )
 def test_ppo_refuses_before_any_weight_is_read(caller, capsys, monkeypatch, words, told):

@@ -1,9 +1,12 @@
 """chat and generate as a person uses them, on the checked-in checkpoint."""
 
+import errno
 import io
 import json
+import os
 from pathlib import Path
 
+import _common
 import chat as chat_stage
 import generate as generate_stage
 import pytest
@@ -12,7 +15,7 @@ from _common import Sampling, run_stage
 from align.data import arithmetic_rows
 from align.model import load
 from align.rollout import NativeSampler
-from align.tokenizer import Tokenizer
+from align.tokenizer import ChatError, Tokenizer
 
 STAGES = Path(chat_stage.__file__).parent
 CHECKPOINT = STAGES / "assets/arithmetic_sft"
@@ -85,6 +88,42 @@ def test_the_conversation_is_what_the_template_gets(parts, monkeypatch):
     assert [m["role"] for m in conversation.messages] == ["user", "assistant"]
 
 
+def test_a_message_that_cannot_be_answered_ends_nothing_and_is_what_retry_asks(parts, monkeypatch):
+    said, conversation = talk(parts, "\udcff\n/retry\nLeo has 19 coins.\n")
+    assert said.count("chat: character 0 is the lone surrogate") == 2 and conversation.asked == "Leo has 19 coins."
+    asked = []
+
+    def ask(tokenizer, row):
+        asked.append([message["content"] for message in row["messages"] if message["role"] == "user"])
+        if asked[-1][-1] == "no":
+            raise ChatError("no place for it")
+        return tokenizer.encode("Leo has 19 coins.")
+
+    monkeypatch.setattr(chat_stage, "encode_prompt", ask)
+    talk(parts, "one\nno\n/retry\ntwo\n/retry\n", templated=True)
+    assert asked == [["one"], ["one", "no"], ["one", "no"], ["one", "two"], ["one", "two"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sampling.temperature=nan"], "sampling.temperature is nan"),
+        (["sampling.temperature=-1"], "sampling.temperature is -1.0"),
+        (["sampling.max_new_tokens=0"], "sampling.max_new_tokens is 0"),
+        (["sampling.top_p=0"], "sampling.top_p is 0.0"),
+        (["sampling.top_k=-1"], "sampling.top_k is -1"),
+        (["sampling.min_p=nan"], "sampling.min_p is nan"),
+        (['sampling.stop=[""]'], "sampling.stop holds an empty text"),
+        (["threads=-1"], "threads is -1"),
+    ],
+)
+def test_what_no_answer_can_be_made_with_is_refused_at_the_start(prompts, capsys, words, told):
+    assert run_stage("chat", chat_stage.ChatConfig, chat_stage.chat, "", words) == 2
+    assert capsys.readouterr().err.startswith(f"chat: {told}")
+    assert generate(f"input={prompts[0]}", *words) == 2 and capsys.readouterr().err.startswith(f"generate: {told}")
+    assert [path.name for path in prompts[0].parent.iterdir()] == ["prompts.jsonl"]
+
+
 def test_what_chat_refuses(capsys):
     assert run_stage("chat", chat_stage.ChatConfig, chat_stage.chat, "", ["template=true"]) == 2
     assert "has no chat template" in capsys.readouterr().err
@@ -143,3 +182,92 @@ def test_what_generate_refuses(prompts, tmp_path, capsys):
         message = capsys.readouterr().err
         assert "bad.jsonl:2: " in message and wanted in message
     assert generate(f"input={path}", "system=x") == 2 and "without chat=true" in capsys.readouterr().err
+    for words, wanted in (
+        (["samples=0"], "samples is 0"),
+        (["batch=0"], "batch is 0"),
+        (["samples=2", "sampling.temperature=0"], "would all be alike"),
+        (["chat=true"], "has no chat template; ask with bare prompts"),
+        (["output=nowhere/x.jsonl"], "nowhere/x.jsonl: cannot be written (No such file or directory)"),
+        (["input=nowhere.jsonl"], "nowhere.jsonl: cannot be read (No such file or directory)"),
+    ):
+        assert generate(f"input={path}", f"output={tmp_path / 'new.jsonl'}", *words) == 2 and wanted in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bad.jsonl", "prompts.jsonl", "prompts.samples.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("p.jsonl", b'{"prompt": "x"}\n\xff\n', "p.jsonl:2: byte 0xff is not UTF-8"),
+        ("p.txt", b"Leo has 3.\n\xff\n", "p.txt:2: byte 0xff is not UTF-8"),
+        ("p.jsonl", b'\n{"prompt": "\\ud800"}\n', "p.jsonl:2: character 0 is the lone surrogate"),
+        (
+            "p.jsonl",
+            b'{"prompt": "x"}\n{"prompt": "' + b"7 " * 300 + b'"}\n',
+            "p.jsonl:2: the prompt has 601 tokens, and the",
+        ),
+        ("p.jsonl", b'{"messages": []}\n', "p.jsonl has rows of messages, but"),
+        ("p.jsonl", b"\n", "p.jsonl has no prompts"),
+    ],
+)
+def test_a_prompt_that_cannot_be_asked_is_named_with_file_and_line(tmp_path, capsys, name, data, told):
+    (tmp_path / name).write_bytes(data)
+    assert generate(f"input={tmp_path / name}", "batch=1") == 2
+    assert told in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_file_of_windows_is_read(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfLeo has 19 coins.\r\nAna has 7.\r\n")
+    assert generate(f"input={tmp_path / 'p.txt'}", "sampling.max_new_tokens=4") == 0
+    assert [row["prompt"] for row in read(tmp_path / "p.samples.jsonl")] == ["Leo has 19 coins.", "Ana has 7."]
+
+
+def test_a_resume_with_other_settings_or_of_another_file_changes_nothing(prompts, tmp_path, capsys):
+    path, rows = prompts
+    target, settings = tmp_path / "prompts.samples.jsonl", tmp_path / "prompts.samples.jsonl.settings.json"
+    assert generate(f"input={path}", "sampling.temperature=1") == 0
+    whole = target.read_bytes()
+    half = whole[: len(whole) // 2]
+    target.write_bytes(half)
+    for words, told in (
+        (["sampling.temperature=0.5"], "sampling.temperature was 1.0, is 0.5"),
+        (["sampling.temperature=1", "seed=3"], "seed was 0, is 3"),
+        (["sampling.temperature=1", "samples=2"], "is not about row 1 of the input with 2 samples"),
+    ):
+        assert generate(f"input={path}", "--resume", *words) == 2 and told in capsys.readouterr().err
+    kept = settings.read_bytes()
+    settings.unlink()
+    assert generate(f"input={path}", "--resume", "sampling.temperature=1") == 2 and "nothing says what" in capsys.readouterr().err
+    settings.write_bytes(kept.replace(b'"weights": "', b'"weights": "0'))
+    assert generate(f"input={path}", "--resume", "sampling.temperature=1") == 2 and "weights was " in capsys.readouterr().err
+    settings.write_bytes(kept)
+    assert generate(f"input={path}", "--resume", "sampling.temperature=1", "batch=3") == 0 and target.read_bytes() == whole
+    # The input for the output by mistake: with --resume its last line, which has no end, would have been cut away.
+    path.write_text("\n".join(map(json.dumps, rows)))
+    before = path.read_bytes()
+    assert generate(f"input={path}", f"output={path}", "--resume") == 2 and "is not about row 1" in capsys.readouterr().err
+    target.write_bytes(b"{\n")
+    assert generate(f"input={path}", "--resume") == 2 and "samples.jsonl:1 is not about row 1" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_a_full_disk_is_one_line_and_a_resume_goes_on(prompts, tmp_path, monkeypatch, capsys):
+    path, _ = prompts
+    target = tmp_path / "prompts.samples.jsonl"
+    options = [f"input={path}", "sampling.temperature=1", "batch=2"]
+    assert generate(*options) == 0
+    whole = target.read_bytes()
+    target.unlink()
+    writes = []
+
+    def full(descriptor):
+        writes.append(descriptor)
+        if len(writes) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_common.os, "fsync", full)
+        capsys.readouterr()
+        assert generate(*options) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == f"generate: {target}: cannot be written (No space left on device); free space there, and go on with --resume"
+    assert generate(*options, "--resume") == 0 and target.read_bytes() == whole
