@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from align.tracking import RunDir, RunDirError, write_comparison, write_report
+from align.tracking._report import title
 from align.tracking._series import Series
-from align.tracking._svg import Curve, chart, linear_axis, log_axis, nice_ticks, number
+from align.tracking._svg import Curve, chart, linear_axis, log_axis, nice_ticks, number, value_axis
 
 NASTY = '</script><img src=x onerror="alert(1)">&'
 
@@ -212,6 +213,8 @@ def test_smoothing_a_constant_gives_the_constant():
         (0, 3e-4, ["0", "1e-4", "2e-4", "3e-4"]),
         (61_000, 71_000, ["60k", "62k", "64k", "66k", "68k", "70k", "72k"]),
         (5, 5, ["0", "2", "4", "6", "8"]),
+        (0.9995, 1.0011, ["0.9995", "1.0000", "1.0005", "1.0010", "1.0015"]),
+        (100_001, 100_019, ["100k", "100.005k", "100.01k", "100.015k", "100.02k"]),
         (0, 0, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
     ],
 )
@@ -231,6 +234,16 @@ def test_log_ticks(low, high, labels):
     assert [label for _, label in log_axis(low, high).ticks] == labels
 
 
+def test_shares_far_below_the_end_of_their_range_are_not_flattened():
+    """Accuracies of .03 to .07 on an axis to 1 are a line on the floor; those above .3 keep the axis that every run has."""
+    for values, end in (((0.035, 0.069), 0.08), ((0.0, 0.29), 0.3), ((0.02, 0.31), 1.0), ((0.0, 0.0), 1.0), ((0.97, 0.99), 1.0)):
+        series = Series()
+        for step, value in enumerate(values):
+            series.add(step, value)
+        axis = value_axis([Curve("accuracy", series)], fixed=(0.0, 1.0), linear=False)
+        assert (axis.low, axis.high, axis.log) == (0.0, pytest.approx(end), False)
+
+
 @given(low=st.floats(-1e9, 1e9), span=st.floats(1e-6, 1e9))
 @settings(max_examples=100)
 def test_ticks_cover_the_data_evenly(low, span):
@@ -240,7 +253,14 @@ def test_ticks_cover_the_data_evenly(low, span):
     step = ticks[1] - ticks[0]
     slack = 1e-6 * step + 1e-9 * abs(low)
     assert ticks[0] <= low + slack and ticks[-1] >= high - slack and 2 <= len(ticks) <= 8
-    assert linear_axis(low, high).at(low) >= -1e-6
+    axis = linear_axis(low, high)
+    assert axis.at(low) >= -1e-6
+    labels = [label for _, label in axis.ticks]
+    assert len(set(labels)) == len(labels)
+    power = {"k": 1e3, "M": 1e6, "G": 1e9}
+    for tick, label in axis.ticks:  # what it says is where it stands
+        value = float(label[:-1]) * power[label[-1]] if label[-1] in power else float(label)
+        assert abs(value - tick) <= 0.06 * (axis.ticks[1][0] - axis.ticks[0][0])
 
 
 @given(values=st.lists(st.floats() | st.floats(1e-9, 1e3), min_size=1, max_size=80))
@@ -276,6 +296,21 @@ def test_any_numbers_make_a_picture_within_its_frame(values):
 )
 def test_numbers_for_people(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("mfu", "MFU"),
+        ("step_s", "Step, seconds"),
+        ("reference/kl", "Reference KL"),
+        ("dead_groups", "Dead groups"),
+        ("s", "S"),
+        ("lr", "Learning rate"),
+    ],
+)
+def test_headings_for_people(name, words):
+    assert title(name) == words
 
 
 def test_a_run_of_one_evaluation_has_a_table_and_no_curves(tmp_path):

@@ -302,6 +302,52 @@ def test_resume_drops_what_came_later_and_keeps_the_rest(tmp_path):
     assert [entry["after_step"] for entry in json.loads((path / "env.json").read_text())["resumed"]] == [3, 0]
 
 
+def test_a_directory_has_one_writer_until_it_finishes_or_dies(tmp_path):
+    path = tmp_path / "r"
+    code = """
+import sys, time
+from align.tracking import RunDir
+run = RunDir.create(sys.argv[1], config_toml="", env={}, resume_step=0)
+run.log(1, loss=1.0)
+print("go", flush=True)
+sys.stdin.readline()
+run.finish("stopped")
+print("finished", flush=True)
+time.sleep(60)
+"""
+    for end in ("finished", "killed"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout.readline() == "go\n"
+            before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+            with pytest.raises(RunDirError) as caught:
+                start(path, resume_step=0)
+            assert str(caught.value) == f"{path}: another process writes its run there; wait until it ends, or choose another run_dir"
+            assert before == {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+            if end == "finished":
+                process.stdin.write("\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == "finished\n"
+            else:
+                process.kill()
+                process.wait()
+            run = start(path, resume_step=0)
+            start(path, resume_step=0).close()  # the same process may take up its own run
+            run.close()
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_a_users_own_config_is_kept(tmp_path):
+    (tmp_path / "config.toml").write_text("# mine\nseed = 0\n")
+    start(tmp_path)
+    assert (tmp_path / "config-1.toml").read_text() == "# mine\nseed = 0\n"
+    assert (tmp_path / "config.toml").read_text() == "seed = 0\n"
+
+
 def test_resume_where_nothing_is_starts(tmp_path):
     start(tmp_path / "r", resume_step=0).log(1, loss=1.0)
     assert len(read_history(tmp_path / "r" / "history.jsonl")) == 1

@@ -261,6 +261,15 @@ def _words(name: str) -> str:
     return name.replace("_", " ").replace("/", " ")
 
 
+def title(name: str) -> str:
+    """A chart's heading: abbreviations as they are written, the unit of "step_s" in full."""
+    words = [{"kl": "KL", "mfu": "MFU", "lr": "learning rate"}.get(word, word) for word in _words(name).split()]
+    if len(words) > 1 and words[-1] == "s":
+        words[-2:] = [f"{words[-2]},", "seconds"]
+    said = " ".join(words)
+    return said[:1].upper() + said[1:]
+
+
 def _charts(run: _Run) -> str:
     """The charts a reader looks for first, then one for every other number that varies; none where there is but one step."""
     history = {name: series for name, series in run.history.items() if not name.startswith("total_")}
@@ -293,7 +302,7 @@ def _charts(run: _Run) -> str:
             told = _words(name) + (" (evaluations)" if curves else "")
             curves.append(Curve(told, evals[name], True, evals.get(f"{name}_low"), evals.get(f"{name}_high")))
         if any(curve.series.low < curve.series.high for curve in curves):  # a constant needs no picture
-            figures.append(chart(_words(name).capitalize(), curves, events=run.events, steps=steps))
+            figures.append(chart(title(name), curves, events=run.events, steps=steps))
     return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>' if any(figures) else ""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from align.tracking._jsonl import Lines, RunDirError, cut_after, encode, failed, write_whole
+from align.tracking._lock import hold, release
 from align.tracking._report import write_report
 
 Status = Literal["done", "stopped", "tripwire", "failed"]
@@ -40,9 +41,10 @@ class RunDir:
     ) -> "RunDir":
         """Makes the directory, or takes up the one of a run that goes on after `resume_step`.
 
-        On resume every log line of a later step is dropped, an earlier stage_result.json too; a config.toml that differs is kept as
-        config-1.toml (-2, …), and env.json gets the new environment under "resumed". Raises RunDirError when the directory
-        cannot be written, or holds a run and `resume_step` is None.
+        On resume every log line of a later step is dropped, an earlier stage_result.json too, and env.json gets the new environment under
+        "resumed". A config.toml that differs, a run's or anything else's, is kept as config-1.toml (-2, …). Until `finish`, `close` or its
+        end this process is the directory's one writer. Raises RunDirError when the directory cannot be written, another process writes
+        there, or it holds a run and `resume_step` is None.
         """
         path = Path(path)
         if not write:
@@ -51,6 +53,7 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise failed(path, error, "cannot be made") from None
+        hold(path)
         if resume_step is None:
             present = [name for name in ("history.jsonl", "stage_result.json") if (path / name).exists()]
             if present:
@@ -62,8 +65,8 @@ class RunDir:
                 raise failed(path / "stage_result.json", error, "cannot be removed") from None
             for name in _LOGS:
                 cut_after(path / name, resume_step)
-            _keep_old_config(path, config_toml)
             env = _join_environments(path, env, resume_step)
+        _keep_old_config(path, config_toml)
         write_whole(path / "config.toml", config_toml.encode())
         write_whole(path / "env.json", _pretty(env))
         try:
@@ -94,7 +97,9 @@ class RunDir:
             self._history.touch()
 
     def finish(self, status: Status, **fields: Any) -> None:
-        """Writes report.html and then, whole and last, stage_result.json. Raises RunDirError when the latter cannot be written."""
+        """Writes report.html and then, whole and last, stage_result.json; the directory may then have another writer.
+
+        Raises RunDirError when stage_result.json cannot be written."""
         if not self.writes:
             return
         result = {"status": status, **fields}
@@ -103,12 +108,15 @@ class RunDir:
         except Exception as error:  # the result of hours must not be lost to a picture of it
             warnings.warn(f"{self.path / 'report.html'}: not written: {error!r}", RuntimeWarning, stacklevel=2)
         write_whole(self.path / "stage_result.json", _pretty(result))
+        release(self.path)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files; the directory may then have another writer."""
         for lines in (self._history, self._eval, self._samples):
             if lines:
                 lines.close()
+        if self.writes:
+            release(self.path)
 
 
 def _pretty(record: dict[str, Any]) -> bytes:

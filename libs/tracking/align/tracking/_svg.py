@@ -40,21 +40,21 @@ class Axis(NamedTuple):
         return (value - self.low) / (self.high - self.low)
 
 
-def number(value: float) -> str:
-    """A number for people: 0.203, 67.2k, 3e-4."""
+def number(value: float, digits: int = 4) -> str:
+    """A number for people, to so many digits (3 in powers of ten and above 1e12): 0.203, 67.2k, 3e-4."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
     if size == 0:
         return "0"
     if size >= 1e12:
-        return f"{value:.3g}".replace("e+", "e")
+        return f"{value:.{digits - 1}g}".replace("e+", "e")
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            return f"{value / (1e3 if suffix == 'k' else limit):.4g}{suffix}"
+        if size >= limit * (1 - 5e-5):  # what would be rounded up to it
+            return f"{value / (1e3 if suffix == 'k' else limit):.{digits}g}{suffix}"
     if size >= 1e-3:
-        return f"{value:.4g}"
-    mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{value:.{digits}g}"
+    mantissa, exponent = f"{value:.{digits - 2}e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
@@ -77,13 +77,19 @@ def linear_axis(low: float, high: float, count: int = 5) -> Axis:
         low = 0.0
     ticks = nice_ticks(low, high, count)
     step = ticks[1] - ticks[0]
+    return Axis(ticks[0], ticks[-1], False, list(zip(ticks, _labels([0.0 if abs(t) < step / 2 else t for t in ticks], step), strict=True)))
+
+
+def _labels(ticks: list[float], step: float) -> list[str]:
+    """One a tick, no two alike: decimals as the step has them, or as many digits as it takes to show it."""
+    if not ticks:
+        return []
     top = max(abs(ticks[0]), abs(ticks[-1]))
-    if step >= 1e-3 and top < 1e4:
-        places = next(places for places in range(6) if abs(round(step, places) - step) < 1e-9 * step)
-        labels = [f"{tick:.{places}f}" if abs(tick) > step / 2 else "0" for tick in ticks]
-    else:
-        labels = [number(0.0 if abs(tick) < step / 2 else tick) for tick in ticks]
-    return Axis(ticks[0], ticks[-1], False, list(zip(ticks, labels, strict=True)))
+    places = next((places for places in range(7) if abs(round(step, places) - step) < 1e-6 * step), None)
+    if places is not None and 1e-3 <= top < 1e4 and (step >= 1e-3 or top >= 0.1):
+        return [f"{tick:.{places}f}" if tick else "0" for tick in ticks]
+    digits = math.floor(math.log10(top or 1.0)) - math.floor(math.log10(step)) + 3  # to the second digit of the step, 2.5 for one
+    return [number(tick, min(max(digits, 4), 15)) for tick in ticks]
 
 
 def log_axis(low: float, high: float) -> Axis:
@@ -104,7 +110,7 @@ def value_axis(curves: Sequence[Curve], *, fixed: tuple[float, float] | None, li
     series = [one for curve in curves for one in (curve.series, curve.low, curve.high) if one is not None and one.count]
     low, high = min(one.low for one in series), max(one.high for one in series)
     if fixed and fixed[0] <= low and high <= fixed[1]:
-        return linear_axis(*fixed)
+        return linear_axis(fixed[0], fixed[1] if high > 0.3 * fixed[1] else high)
     return log_axis(low, high) if low > 0 and high > 20 * low and not linear else linear_axis(low, high)
 
 
@@ -119,7 +125,8 @@ def chart(
 ) -> str:
     """One figure: heading with the last value, legend when there are several curves, plot, and a description for who cannot see it.
 
-    `events` are (step, text) marked by vertical lines, `fixed` the value range when the data keeps within it, `steps` the range of
+    `events` are (step, text) marked by vertical lines, `fixed` the value range when the data keeps within it (from its
+    lower end to the data's where that is far below its upper one), `steps` the range of
     the x axis; `exact` is for what is set and not measured, as a learning rate: linear, and never averaged.
     """
     curves = [curve for curve in curves if curve.series.count]
@@ -151,7 +158,7 @@ def _step_axis(low: float, high: float) -> Axis:
     if high <= low:
         low, high = low - 1, high + 1
     ticks = [tick for tick in nice_ticks(low, high, 6) if low <= tick <= high and tick == int(tick)]
-    return Axis(low, high, False, [(tick, number(tick)) for tick in ticks])
+    return Axis(low, high, False, list(zip(ticks, _labels(ticks, ticks[1] - ticks[0] if len(ticks) > 1 else 1.0), strict=True)))
 
 
 def _x(x: Axis, value: float) -> float:
