@@ -4,6 +4,7 @@ prompt.
 Beside it, in <output>.settings.json, stands what the answers were made with; --resume goes on with the same, or not at all.
 """
 
+import fcntl
 import io
 import json
 import os
@@ -78,7 +79,7 @@ def generate(call: Invocation[GenerateConfig]) -> int:
     if target.exists() and not call.resume:
         raise ConfigError(f"{target} exists; name another output=, remove it, or go on with --resume")
     rows, places = read_prompts(source, config)
-    done = lines_done(target, rows, config.samples) if call.resume else 0
+    done, _ = lines_done(target, rows, config.samples) if call.resume else (0, 0)
     directory = model_directory(config.model.path)
     model_config = load_config(directory)
     tokenizer = load_tokenizer(config.model, directory)
@@ -98,6 +99,10 @@ def generate(call: Invocation[GenerateConfig]) -> int:
     progress, started, tokens = Progress(len(rows), every=config.batch, stream=sys.stderr), time.perf_counter(), 0
     step = max(1, config.batch // config.samples)
     with opened(target, settings, again=done > 0) as out:
+        now, size = lines_done(target, rows, config.samples)
+        if now != done:
+            raise ConfigError(f"{target}: another process wrote answers there meanwhile; look at them, and go on with --resume")
+        os.truncate(target, size)  # of a last line that is torn
         for first in range(done, len(rows), step):
             some = range(first, min(first + step, len(rows)))
             made = ask(sampler, tokenizer, [prompts[i] for i in some], config, some)
@@ -159,10 +164,10 @@ def _row(line: str, place: str) -> dict[str, Any]:
     return row
 
 
-def lines_done(target: Path, rows: list[dict[str, Any]], samples: int) -> int:
-    """How many rows the output holds already; a torn last line is cut away. Raises ConfigError when it belongs to another input."""
+def lines_done(target: Path, rows: list[dict[str, Any]], samples: int) -> tuple[int, int]:
+    """(how many rows the output holds already, in how many bytes), but for a torn last line. Raises ConfigError: it is of another input."""
     if not target.exists():
-        return 0
+        return 0, 0
     whole, count = 0, 0
     with target.open("rb") as out:
         for line in out:
@@ -173,8 +178,7 @@ def lines_done(target: Path, rows: list[dict[str, Any]], samples: int) -> int:
                     f"{target}:{count + 1} is not about row {count + 1} of the input with {samples} samples; name another output="
                 )
             whole, count = whole + len(line), count + 1
-    os.truncate(target, whole)
-    return count
+    return count, whole
 
 
 def _is_about(line: bytes, row: dict[str, Any], samples: int) -> bool:
@@ -205,21 +209,24 @@ def refuse_other(target: Path, settings: dict[str, Any]) -> None:
 
 @contextmanager
 def opened(target: Path, settings: dict[str, Any], *, again: bool) -> Iterator[TextIO]:
-    """The output, to append to, with its settings beside it. Where nothing was written, neither is left behind."""
-    path = settings_path(target)
+    """The output, to append to, for this process alone, with its settings beside it. Where nothing was written, neither is left behind."""
+    path, ours = settings_path(target), False
     try:
-        if not again:
-            path.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        out = target.open("a", encoding="utf-8")
-    except OSError as error:
-        if not again:
-            path.unlink(missing_ok=True)
-        raise ConfigError(f"output {target}: cannot be written ({error.strerror}); name another output=, or free space") from None
-    try:
-        with out:
+        with target.open("a", encoding="utf-8") as out:
+            try:
+                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"output {target}: another process writes it; wait until it ends, or name another output=") from None
+            except OSError:
+                pass  # a file system without locks
+            ours = True
+            if not again:
+                path.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             yield out
+    except OSError as error:
+        raise ConfigError(f"output {target}: cannot be written ({error.strerror}); name another output=, or free space") from None
     finally:
-        if not target.stat().st_size:
+        if ours and not target.stat().st_size:
             target.unlink()
             path.unlink(missing_ok=True)
 

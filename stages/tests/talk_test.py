@@ -1,6 +1,7 @@
 """chat and generate as a person uses them, on the checked-in checkpoint."""
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -248,6 +249,20 @@ def test_a_resume_with_other_settings_or_of_another_file_changes_nothing(prompts
     target.write_bytes(b"{\n")
     assert generate(f"input={path}", "--resume") == 2 and "samples.jsonl:1 is not about row 1" in capsys.readouterr().err
     assert path.read_bytes() == before
+
+
+def test_an_output_has_one_writer_and_a_dry_run_cuts_nothing(prompts, tmp_path, capsys):
+    path, _ = prompts
+    target = tmp_path / "prompts.samples.jsonl"
+    assert generate(f"input={path}") == 0
+    whole = target.read_bytes()
+    torn = whole[: int(len(whole) * 0.9)]
+    target.write_bytes(torn)
+    with target.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert generate(f"input={path}", "--resume") == 2 and "another process writes it" in capsys.readouterr().err
+    assert generate(f"input={path}", "--resume", "--dry-run") == 0 and target.read_bytes() == torn
+    assert generate(f"input={path}", "--resume") == 0 and target.read_bytes() == whole
 
 
 def test_a_full_disk_is_one_line_and_a_resume_goes_on(prompts, tmp_path, monkeypatch, capsys):
