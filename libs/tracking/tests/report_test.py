@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from align.tracking import RunDir, RunDirError, write_comparison, write_report
-from align.tracking._report import title
+from align.tracking._report import heading
 from align.tracking._series import Series
 from align.tracking._svg import Curve, chart, linear_axis, log_axis, nice_ticks, number, value_axis
 
@@ -310,7 +310,7 @@ def test_numbers_for_people(value, text):
     ],
 )
 def test_headings_for_people(name, words):
-    assert title(name) == words
+    assert heading(name) == words
 
 
 def test_a_run_of_one_evaluation_has_a_table_and_no_curves(tmp_path):

@@ -17,7 +17,7 @@ from align.tracking._report import (
     _read_json,
     _Run,
     _words,
-    title,
+    heading,
 )
 from align.tracking._series import Series
 from align.tracking._svg import Curve, chart, number
@@ -95,7 +95,7 @@ def _curves(title: str, names: Sequence[str], series: Sequence[dict[str, Series]
         holders = [(name, one) for name, one in zip(names, series, strict=True) if key in one and one[key].count]
         curves = [Curve(name, one[key], dots, one.get(f"{key}_low"), one.get(f"{key}_high")) for name, one in holders]
         if len({curve.series.final for curve in curves}) > 1 or any(curve.series.low < curve.series.high for curve in curves):
-            figures.append(chart(title(key), curves, fixed=(0.0, 1.0) if "accuracy" in key else None, exact=key == "lr"))
+            figures.append(chart(heading(key), curves, fixed=(0.0, 1.0) if "accuracy" in key else None, exact=key == "lr"))
     return f'<h2>{title}</h2><div class="charts">{"".join(figures)}</div>' if any(figures) else ""
 
 

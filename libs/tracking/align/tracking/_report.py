@@ -261,7 +261,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ").replace("/", " ")
 
 
-def title(name: str) -> str:
+def heading(name: str) -> str:
     """A chart's heading: abbreviations as they are written, the unit of "step_s" in full."""
     words = [{"kl": "KL", "mfu": "MFU", "lr": "learning rate"}.get(word, word) for word in _words(name).split()]
     if len(words) > 1 and words[-1] == "s":
@@ -302,7 +302,7 @@ def _charts(run: _Run) -> str:
             told = _words(name) + (" (evaluations)" if curves else "")
             curves.append(Curve(told, evals[name], True, evals.get(f"{name}_low"), evals.get(f"{name}_high")))
         if any(curve.series.low < curve.series.high for curve in curves):  # a constant needs no picture
-            figures.append(chart(title(name), curves, events=run.events, steps=steps))
+            figures.append(chart(heading(name), curves, events=run.events, steps=steps))
     return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>' if any(figures) else ""
 
 
