@@ -159,8 +159,10 @@ def _row(line: str, place: str) -> dict[str, Any]:
         row = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{place}: not JSON ({error}); a line holds one object") from None
-    if not isinstance(row, dict) or not (isinstance(row.get("prompt"), str) or isinstance(row.get("messages"), list)):
+    if not isinstance(row, dict) or not (isinstance(row.get("prompt"), str) or "messages" in row):
         raise ConfigError(f'{place}: expected is an object with "prompt" (text) or "messages" (a list)')
+    if "messages" in row and not (isinstance(row["messages"], list) and row["messages"]):
+        raise ConfigError(f'{place}: "messages" is {str(row["messages"])[:40]!r}; expected is a list of at least one message')
     return row
 
 

@@ -206,7 +206,9 @@ def test_what_generate_refuses(prompts, tmp_path, capsys):
             b'{"prompt": "x"}\n{"prompt": "' + b"7 " * 300 + b'"}\n',
             "p.jsonl:2: the prompt has 601 tokens, and the",
         ),
-        ("p.jsonl", b'{"messages": []}\n', "p.jsonl has rows of messages, but"),
+        ("p.jsonl", b'{"messages": [{"role": "user", "content": "x"}]}\n', "p.jsonl has rows of messages, but"),
+        ("p.jsonl", b'{"prompt": "x"}\n{"messages": []}\n', "p.jsonl:2: \"messages\" is '[]'; expected is a list of at least one"),
+        ("p.jsonl", b'{"prompt": "x", "messages": "y"}\n', "p.jsonl:1: \"messages\" is 'y'; expected is a list of at least one"),
         ("p.jsonl", b"\n", "p.jsonl has no prompts"),
     ],
 )
