@@ -68,8 +68,9 @@ def test_demonstrations_are_right_and_mixed():
 def test_what_cannot_be_made_is_refused(monkeypatch):
     with pytest.raises(DataError, match=r"levels \(1, 4\) must be some of \(1, 2, 3\)"):
         arithmetic_rows(3, levels=(1, 4), seed=0, held_out=True)
-    with pytest.raises(DataError, match=r"mix .* must be three shares that add up to 1"):
-        arithmetic_demonstrations(3, seed=0, mix=(0.5, 0.5, 0.5))
+    for mix in ((0.5, 0.5, 0.5), (float("nan"), 1, 0)):
+        with pytest.raises(DataError, match=r"mix .* must be three shares that add up to 1"):
+            arithmetic_demonstrations(3, seed=0, mix=mix)
     monkeypatch.setattr("align.data._arithmetic.NAMES", ("Ana",))
     monkeypatch.setattr("align.data._arithmetic.THINGS", ("pens",))
     with pytest.raises(DataError, match="level 1 has no more different problems after"):

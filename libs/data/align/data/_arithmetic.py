@@ -46,7 +46,7 @@ def arithmetic_demonstrations(count: int, *, seed: int, mix: Sequence[float] = (
     mix: the shares of "7+12=19. 19-4=15. \\boxed{15}" (worked and boxed), "\\boxed{15}" (the bare answer) and "7+12=19. 19-4=15." (worked,
     not boxed, so a verifier that looks for a box gives it nothing). All are right; what differs is what can be learnt from them.
     """
-    if len(mix) != 3 or min(mix) < 0 or abs(sum(mix) - 1) > 1e-6:
+    if len(mix) != 3 or min(mix) < 0 or not abs(sum(mix) - 1) <= 1e-6:
         raise DataError(f"mix {tuple(mix)} must be three shares that add up to 1: worked and boxed, bare, worked without a box")
     draws = random.Random(f"arithmetic demonstrations {seed}")
     rows: list[dict[str, Any]] = []
