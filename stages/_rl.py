@@ -110,6 +110,8 @@ def load_start(call: Invocation[Any], stage: str) -> Loaded:
     """The configuration's model directory, tokenizer, device and run directory."""
     config = call.config
     use_threads(config.train.threads, "train.threads")
+    if config.train.micro_batch < 1:
+        raise ConfigError(f"train.micro_batch is {config.train.micro_batch}; it must be at least 1")
     section = config.model
     planning = call.dry_run and section.plan_config is not None and not find(section.path).exists()
     directory = None if planning else model_directory(section.path)

@@ -1,6 +1,7 @@
 """How far forward implementations disagree about log-probabilities on a checkpoint; //stages:ppo can be given the report."""
 
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -42,8 +43,11 @@ def measure(call: Invocation[PathBiasConfig]) -> int:
     started, config = time.perf_counter(), call.config
     if call.resume or call.allow_change:
         raise ConfigError("path_bias has nothing to resume; start it anew")
-    if config.prompts < 1 or not config.temperature > 0:
-        raise ConfigError(f"prompts is {config.prompts} and temperature {config.temperature}; both must be above 0")
+    for name, value in (("prompts", config.prompts), ("max_new_tokens", config.max_new_tokens), ("temperature", config.temperature)):
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} is {value}; it must be above 0, and finite")
+    if not config.implementations:
+        raise ConfigError("implementations is empty; name one at least, such as sdpa_causal")
     for name in config.implementations:
         forward_of(name)
     loaded = load_start(call, "path_bias")

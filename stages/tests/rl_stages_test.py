@@ -170,6 +170,23 @@ def test_ppo_refuses_before_any_weight_is_read(caller, capsys, monkeypatch, word
     assert told in capsys.readouterr().err and not (caller / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["temperature=inf"], "temperature is inf"),
+        (["temperature=nan"], "temperature is nan"),
+        (["prompts=0"], "prompts is 0"),
+        (["max_new_tokens=0"], "max_new_tokens is 0"),
+        (["implementations=[]"], "implementations is empty"),
+        (["train.micro_batch=0"], "train.micro_batch is 0"),
+        (["train.threads=-1"], "train.threads is -1"),
+    ],
+)
+def test_path_bias_refuses_before_anything_is_written(caller, capsys, words, told):
+    assert start("path_bias", "run_dir=bias", *words) == 2
+    assert told in capsys.readouterr().err and not (caller / "bias").exists()
+
+
 def test_path_bias_is_bound_to_its_checkpoint(caller, capsys):
     assert start("path_bias", "run_dir=bias", "prompts=8", "max_new_tokens=16") == 0
     report = json.loads((caller / "bias/path_bias.json").read_text())
