@@ -1,5 +1,6 @@
 """PPO on a process reward model. Without arguments: trains one for the default task, then the default SFT checkpoint learns from it."""
 
+import json
 import math
 import sys
 import time
@@ -116,6 +117,8 @@ def ppo(call: Invocation[PpoConfig]) -> int:
 
     # Build: the policy with its critic, the reward model, the reference.
     ends = step_end_ids(loaded.tokenizer, config.prm.step_end)  # before a reward model is trained: no token may end so
+    if config.prm.path is None and (code := train_reward_model(config, loaded)):
+        return code
     judge, scorer, has_answer = reward_model(config, loaded)
     if config.prm.reward.answer and not has_answer:
         raise ConfigError("prm.reward.answer is true, but the reward model was trained without answer labels; set prm.reward.answer=false")
@@ -197,18 +200,28 @@ def labels(config: PpoConfig) -> list[int] | None:
     raise ConfigError("prm.head is lm: prm.label_token_ids must name the good and the bad label's token, as //stages:prm was given them")
 
 
+def train_reward_model(config: PpoConfig, loaded: Loaded) -> int:
+    """Trains the run's own reward model, or the rest of it. The exit code: 5, stopped by a signal, ends this stage too."""
+    own = loaded.run_dir / "prm"
+    if find_latest(own / "checkpoints", loaded.ranks) is not None and finished_training(own):
+        return 0
+    say("no prm.path: training a reward model first")
+    first = replace(prm_stage.PrmConfig(), run_dir=own, seed=config.seed, model=config.model, launch=config.launch)
+    first = replace(first, train=replace(first.train, micro_batch=first.train.global_batch // loaded.ranks.world))
+    first = replace(first, prm=prm_stage.HeadSection(head=config.prm.head))
+    return prm_stage.prm(Invocation(first, None, dry_run=False, resume=(own / "history.jsonl").exists(), allow_change=[]))
+
+
+def finished_training(run: Path) -> bool:
+    """Whether a run has come to its end; one that was stopped or failed has not."""
+    try:
+        return bool(json.loads((run / "stage_result.json").read_bytes())["status"] == "done")
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
 def reward_model(config: PpoConfig, loaded: Loaded) -> tuple[Decoder, StepScorer, bool]:
-    """(the frozen reward model, its head, whether it can judge the end of an answer); trained now where none is named."""
-    if config.prm.path is None:
-        own = loaded.run_dir / "prm"
-        if find_latest(own / "checkpoints", loaded.ranks) is None or not (own / "stage_result.json").exists():
-            say("no prm.path: training a reward model first")
-            first = replace(prm_stage.PrmConfig(), run_dir=own, seed=config.seed, model=config.model, launch=config.launch)
-            first = replace(first, train=replace(first.train, micro_batch=first.train.global_batch // loaded.ranks.world))
-            first = replace(first, prm=prm_stage.HeadSection(head=config.prm.head))
-            code = prm_stage.prm(Invocation(first, None, dry_run=False, resume=(own / "history.jsonl").exists(), allow_change=[]))
-            if code:
-                raise ConfigError(f"the reward model's training in {own} ended with exit code {code}; go on with --resume")
+    """(the frozen reward model, its head, whether it can judge the end of an answer)."""
     directory = model_directory(config.prm.path if config.prm.path is not None else loaded.run_dir / "prm")
     model_config = load_config(directory)
     section = replace(config.model, path=directory)

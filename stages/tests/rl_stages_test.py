@@ -170,6 +170,25 @@ def test_ppo_refuses_before_any_weight_is_read(caller, capsys, monkeypatch, word
     assert told in capsys.readouterr().err and not (caller / "run").exists()
 
 
+def test_a_reward_model_that_was_stopped_is_trained_to_its_end_and_its_signal_ends_ppo_with_5(caller, monkeypatch):
+    """The ppo stage went on with what had been trained by then, and ended with 2."""
+    calls = []
+
+    def trained(call):
+        calls.append(call.resume)
+        (call.config.run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (call.config.run_dir / "history.jsonl").touch()
+        (call.config.run_dir / "stage_result.json").write_text('{"status": "stopped", "stage": "prm"}')
+        return 5
+
+    monkeypatch.setattr("prm.prm", trained)
+    monkeypatch.setattr("ppo.find_latest", lambda folder, ranks: folder if folder.exists() else None)
+    assert start("ppo", "run_dir=run", *PPO) == 5 and calls == [False]
+    assert start("ppo", "run_dir=run", *PPO, "--resume") == 5 and calls == [False, True]
+    (caller / "run/prm/stage_result.json").write_text('{"status": "done", "stage": "prm"}')
+    assert start("ppo", "run_dir=run", *PPO, "--resume") == 2 and len(calls) == 2  # there is no model in it
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
