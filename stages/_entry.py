@@ -2,12 +2,16 @@
 
 import ctypes
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TypeVar
+from types import FrameType
+from typing import NoReturn, TypeVar
 
 from align.config import Invocation, caller_path, parse_cli, workspace_root
 from align.tracking import RunDir
@@ -55,15 +59,38 @@ def keep_freed_memory() -> None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
+class _Terminated(BaseException):
+    """SIGTERM came where nothing saves on it."""
+
+
+@contextmanager
+def _told_of_sigterm() -> Iterator[None]:
+    """SIGTERM ends a stage as Ctrl-C does, save in a rank: that may wait for another one, where no Python runs."""
+    if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run_stage(name: str, config_class: type[T], stage: Callable[[Invocation[T]], int], description: str, argv: Sequence[str]) -> int:
     """Reads the command line, runs the stage, and turns a user's mistake into one line and an exit code (CONTRIBUTING.md lists them)."""
     keep_freed_memory()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character of an answer ends no run
     try:
-        return stage(parse_cli(config_class, argv, prog=f"./bazelw run //stages:{name} --", description=description))
-    except KeyboardInterrupt:  # where nothing saves on a signal: while data are read, in generate and evaluate
-        print(f"{name}: stopped by Ctrl-C; what was written is whole, and a run goes on with --resume", file=sys.stderr, flush=True)
+        with _told_of_sigterm():
+            return stage(parse_cli(config_class, argv, prog=f"./bazelw run //stages:{name} --", description=description))
+    except (KeyboardInterrupt, _Terminated) as error:  # where nothing saves on a signal: while data are read or judged, in generate
+        by = "SIGTERM" if isinstance(error, _Terminated) else "Ctrl-C"
+        print(f"{name}: stopped by {by}; what was written is whole, and a run goes on with --resume", file=sys.stderr, flush=True)
         return 5
     except Exception as error:
         code = getattr(error, "exit_code", None)

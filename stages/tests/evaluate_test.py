@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import _common
@@ -101,13 +102,14 @@ def test_a_full_disk_is_one_line_and_a_resume_goes_on(caller, monkeypatch, capsy
     assert start("run_dir=run", *SAMPLED, "--resume") == 0
 
 
-def test_ctrl_c_is_one_line_and_exit_code_5(caller, monkeypatch, capsys):
-    def interrupted(*args, **more):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stage, "judge", interrupted)
-    assert start("run_dir=run", *SAMPLED) == 5
-    assert capsys.readouterr().err.splitlines()[-1].startswith("evaluate: stopped by Ctrl-C; what was written is whole")
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_signal_is_one_line_and_exit_code_5(caller, monkeypatch, capsys, number, name):
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "judge", lambda *args, **more: os.kill(os.getpid(), number))
+        assert start("run_dir=run", *SAMPLED) == 5
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"evaluate: stopped by {name}; what was written is whole")
+    assert signal.getsignal(number) is before and start("run_dir=run", *SAMPLED, "--resume") == 0
 
 
 def test_the_newest_checkpoint_of_a_run_is_the_one_of_the_highest_step(tmp_path):
