@@ -75,12 +75,12 @@ def test_an_all_dead_batch_moves_nothing_at_all(caller):
     assert [line["loss"] for line in read_history(caller / "run/history.jsonl")] == [None] * 4
 
 
-@pytest.mark.parametrize("value", ["None", "float('nan')", "float('inf')", "1/0"])
+@pytest.mark.parametrize("value", ["None", "float('nan')", "float('inf')", "1/0", "'1'"])
 def test_a_reward_that_is_no_number_ends_the_run(caller, capsys, value):
     (caller / "mine.py").write_text(f"def bad(prompt, completion, row):\n    return {value}\n")
     assert start_grpo("run_dir=run", *GRPO, "reward=mine.py:bad", "eval.enabled=false") == 2
     told = capsys.readouterr().err
-    assert "mine.py:bad" in told and "on prompt" in told
+    assert "mine.py:bad" in told and "on prompt" in told and ("gave '1' on" in told or value != "'1'")
     assert result(caller / "run")["status"] == "failed"
 
 
