@@ -129,9 +129,7 @@ class FunctionReward:
                 raise RewardError(f"{self._name} failed on {_place(row)}, completion {completion!r:.80}: {answer['error']}")
             value = answer["reward"]
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise RewardError(
-                    f"{self._name} gave {value} on {_place(row)}, completion {completion!r:.80}; it must be a finite number"
-                )
+                raise RewardError(f"{self._name} gave {value} on {_place(row)}, completion {completion!r:.80}; it must be a finite number")
             found.append(Scored(float(value), f"{value:g}"))
         return found
 
