@@ -132,12 +132,13 @@ def run_directory(run_dir: Path | None, stage: str, ranks: Ranks) -> Path:
 
     Raises ConfigError: it holds another stage's run, whose records a --resume would cut."""
     path = caller_path(run_dir) if run_dir else workspace_root() / "runs" / time.strftime(f"{stage}-%Y%m%d-%H%M%S")
-    try:
-        other = json.loads((path / "stage_result.json").read_bytes()).get("stage", stage)
-    except (OSError, ValueError, AttributeError):  # none, or none that can be read
-        other = stage
-    if other != stage:
-        raise ConfigError(f"run_dir {path} holds a run of //stages:{other}; choose another for //stages:{stage}")
+    for name in ("stage_result.json", "env.json"):  # the latter of a run that was killed
+        try:
+            other = json.loads((path / name).read_bytes()).get("stage", stage)
+        except (OSError, ValueError, AttributeError):  # none, or none that can be read
+            continue
+        if other != stage:
+            raise ConfigError(f"run_dir {path} holds a run of //stages:{other}; choose another for //stages:{stage}")
     agreed: Path = ranks.agree(path)
     return agreed
 

@@ -309,7 +309,7 @@ class TrainingRun:
         run = WatchedRun.create(
             self.loaded.run_dir,
             config_toml=dumps(config),
-            env=environment({"threads": threads, "device": str(self.loaded.device)}),
+            env=environment({"stage": self.stage, "threads": threads, "device": str(self.loaded.device)}),
             resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
             write=ranks.main,
         )

@@ -130,7 +130,9 @@ def build_data(call: Invocation[BuildDataConfig]) -> int:
         return plan(config, list_files(config.data.sources, hub), reading, tests, tokenizer, hub)
     settings = {**asdict(config), "fingerprint": tokenizer.fingerprint}
     with open_folder(run_dir, settings, lambda: list_files(config.data.sources, hub)) as folder:
-        run = RunDir.create(run_dir, config_toml=dumps(config), env=environment({}), resume_step=0 if folder.again else None)
+        run = RunDir.create(
+            run_dir, config_toml=dumps(config), env=environment({"stage": "build_data"}), resume_step=0 if folder.again else None
+        )
         alive.run = run
         say(f"files    {len(folder.files)}, {sum(file.size for file in folder.files):,} bytes" + (", going on" if folder.again else ""))
         fields: dict[str, Any] = {"stage": "build_data", "steps": 0, "checkpoint": None}

@@ -125,7 +125,7 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
     if call.resume:
         refuse_other(folder, config, weights)
     model = build_model(config.model, directory, model_config, config.seed, device).eval()
-    env = environment({"threads": torch.get_num_threads(), "device": str(device), "weights": weights})
+    env = environment({"stage": "evaluate", "threads": torch.get_num_threads(), "device": str(device), "weights": weights})
     run = RunDir.create(folder, config_toml=dumps(config), env=env, resume_step=-1 if call.resume else None)
 
     # Judge. What is judged is kept at once, so that a resume asks only the rest.

@@ -64,7 +64,9 @@ def measure(call: Invocation[PathBiasConfig]) -> int:
     assert loaded.directory is not None
     model = build_model(config.model, loaded.directory, loaded.config, config.seed, loaded.device).eval()
     run = RunDir.create(
-        loaded.run_dir, config_toml=dumps(config), env=environment({"threads": torch.get_num_threads(), "device": str(loaded.device)})
+        loaded.run_dir,
+        config_toml=dumps(config),
+        env=environment({"stage": "path_bias", "threads": torch.get_num_threads(), "device": str(loaded.device)}),
     )
     show_forwards(run.alive, model)
     sampler = LivingSampler(NativeSampler(model, eos_ids=loaded.eos_ids), run.alive)

@@ -147,7 +147,7 @@ def pretrain(call: Invocation[PretrainConfig]) -> int:
     run = RunDir.create(
         run_dir,
         config_toml=dumps(config),
-        env=environment({"threads": torch.get_num_threads(), "device": str(device), "ranks": ranks.world}),
+        env=environment({"stage": "pretrain", "threads": torch.get_num_threads(), "device": str(device), "ranks": ranks.world}),
         resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
         write=ranks.main,
     )

@@ -48,7 +48,9 @@ def reference(call: Invocation[ReferenceConfig]) -> int:
     rows = pair_rows(config.data, loaded, lambda: model, seed=config.seed)
     encoded = encode(config.data, loaded, rows)
     run = RunDir.create(
-        loaded.run_dir, config_toml=dumps(config), env=environment({"threads": torch.get_num_threads(), "device": str(loaded.device)})
+        loaded.run_dir,
+        config_toml=dumps(config),
+        env=environment({"stage": "reference", "threads": torch.get_num_threads(), "device": str(loaded.device)}),
     )
     if made_here(config.data):
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

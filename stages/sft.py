@@ -197,7 +197,7 @@ def sft(call: Invocation[SftConfig]) -> int:
     run = RunDir.create(
         run_dir,
         config_toml=dumps(config),
-        env=environment({"threads": threads, "device": str(device), "ranks": ranks.world}),
+        env=environment({"stage": "sft", "threads": threads, "device": str(device), "ranks": ranks.world}),
         resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
         write=ranks.main,
     )

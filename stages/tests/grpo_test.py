@@ -216,9 +216,10 @@ def test_what_no_run_can_have_is_refused_before_anything_is_written(caller, caps
     assert told in printed and printed.count("\n") == 1 and not (caller / "run").exists()
 
 
-def test_another_stage_s_run_is_not_gone_on_with(caller, capsys):
+@pytest.mark.parametrize("name", ["stage_result.json", "env.json"])  # that of a killed run is the latter
+def test_another_stage_s_run_is_not_gone_on_with(caller, capsys, name):
     (caller / "run").mkdir()
-    (caller / "run/stage_result.json").write_text('{"status": "done", "stage": "evaluate"}')
+    (caller / f"run/{name}").write_text('{"status": "done", "stage": "evaluate"}')
     (caller / "run/history.jsonl").write_text('{"step": 3}\n')
     before = {path.name: path.read_bytes() for path in (caller / "run").iterdir()}
     assert start_grpo("run_dir=run", *GRPO, "--resume") == 2
