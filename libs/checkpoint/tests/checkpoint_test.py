@@ -211,7 +211,7 @@ def test_other_directories_are_left_alone(tmp_path):
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     write(tmp_path, 1)
     monkeypatch.setattr(_files, "free_bytes", lambda path: 1000)
-    with pytest.raises(CheckpointError, match=r"0\.00 GiB free.*nothing was written"):
+    with pytest.raises(CheckpointError, match=r"has 0\.00 MiB free and the checkpoint takes \d+\.\d\d MiB; nothing was written"):
         write(tmp_path, 2)
     assert names(tmp_path) == ["step-000001"]
 

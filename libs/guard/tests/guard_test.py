@@ -356,9 +356,9 @@ def test_disk_load_and_queue():
     check, message = refused(shape, free_disk_gb=15)
     assert (check, message) == (
         "disk",
-        "disk: 3 checkpoints kept and one being written, 4.00 GiB each, need 16.02 GiB; 15.00 are free; checkpoint.keep=2 fits",
+        "disk: 3 checkpoints kept and one being written, 4.00 GiB each, need 16.02 GiB; 15.00 GiB are free; checkpoint.keep=2 fits",
     )
-    assert refused(shape, free_disk_gb=5)[1].endswith("5.00 are free; choose a run_dir on another disk")
+    assert refused(shape, free_disk_gb=5)[1].endswith("5.00 GiB are free; choose a run_dir on another disk")
     assert refused(shape, load=8.0, cores=4) == (
         "load",
         "load: 8.0 on 4 cores, the limit is 8; wait for the other jobs, or ignore the check load",

@@ -268,7 +268,7 @@ class _Job:
         needed, free = needed + SLACK_BYTES, _files.free_bytes(self._directory)
         if needed > free:
             raise CheckpointError(
-                f"{self._directory} has {free / 2**30:.2f} GiB free and the checkpoint takes {needed / 2**30:.2f} GiB; "
+                f"{self._directory} has {_amount(free)} free and the checkpoint takes {_amount(needed)}; "
                 "nothing was written; make room or lower checkpoint.keep"
             )
 
@@ -466,6 +466,11 @@ def _tokenizer_files(directory: Path) -> dict[str, bytes]:
     if "tokenizer.json" not in found:
         raise FileNotFoundError(errno.ENOENT, "there is no tokenizer.json", str(directory))
     return found
+
+
+def _amount(size: int) -> str:
+    """Bytes for people: in MiB where GiB would say 0.00."""
+    return f"{size / 2**30:.2f} GiB" if size >= 0.1 * 2**30 else f"{size / 2**20:.2f} MiB"
 
 
 def _json(document: Any) -> bytes:

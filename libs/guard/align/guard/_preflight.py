@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 
-from align.guard._project import Projection, project
+from align.guard._project import Projection, amount, project
 from align.guard._shape import GuardError, RunShape
 
 CHECKS = ("host_memory", "device_memory", "disk", "load", "disk_queue")
@@ -127,8 +127,8 @@ def _disk(projection: Projection, free: float) -> Refused | None:
     change = f"checkpoint.keep={fitting} fits" if fitting >= 1 else "choose a run_dir on another disk"
     return Refused(
         "disk",
-        f"disk: {kept} checkpoints kept and one being written, {projection.checkpoint_gb:.2f} GiB each, "
-        f"need {need:.2f} GiB; {free:.2f} are free; {change}",
+        f"disk: {kept} checkpoints kept and one being written, {amount(projection.checkpoint_gb)} each, "
+        f"need {amount(need)}; {amount(free)} are free; {change}",
     )
 
 

@@ -65,11 +65,12 @@ class Projection:
             ("host: peak", self.peak_gb),
             (f"disk: {shape.checkpoints_kept} + 1 checkpoints", self.checkpoint_gb * (shape.checkpoints_kept + 1)),
         ]
-        return "\n".join(f"{name:<52}{_amount(value)}" for name, value in rows if value)
+        return "\n".join(f"{name:<52}{amount(value):>14}" for name, value in rows if value)
 
 
-def _amount(gib: float) -> str:
-    return f"{gib:10.2f} GiB" if gib >= 0.1 else f"{gib * 1024:10.2f} MiB"
+def amount(gib: float) -> str:
+    """In MiB where GiB would say 0.00."""
+    return f"{gib:.2f} GiB" if gib >= 0.1 else f"{gib * 1024:.2f} MiB"
 
 
 def project(shape: RunShape) -> Projection:
