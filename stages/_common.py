@@ -259,7 +259,7 @@ def use_threads(threads: int, name: str = "threads") -> None:
 
 def check_sampling(section: Sampling) -> None:
     """Raises ConfigError, naming the field, for values that nothing can be sampled with."""
-    _check_numbers("sampling", section, {"max_new_tokens": 1, "top_k": 0})
+    check_numbers("sampling", section, {"max_new_tokens": 1, "top_k": 0})
     if not 0 < section.top_p <= 1:
         raise ConfigError(f"sampling.top_p is {section.top_p}; it must be above 0 and at most 1 (1: all tokens)")
     if not 0 <= section.min_p <= 1:
@@ -270,21 +270,20 @@ def check_sampling(section: Sampling) -> None:
 
 def check_judged(section: JudgeSection) -> None:
     """Raises ConfigError, naming the field, for values that nothing can be judged with."""
-    _check_numbers("eval", section, {"problems": 0, "samples": 1, "max_new_tokens": 1, "batch": 1, "show": 0})
+    check_numbers("eval", section, {"problems": 0, "samples": 1, "max_new_tokens": 1, "batch": 1, "show": 0})
     if section.temperature == 0 and section.samples > 1 and section.problems:
         raise ConfigError(
             f"eval.samples={section.samples} at eval.temperature=0 would all be alike; add eval.temperature=1, or eval.samples=1"
         )
 
 
-def _check_numbers(name: str, section: Any, least: Mapping[str, int]) -> None:
+def check_numbers(name: str, section: Any, least: Mapping[str, int]) -> None:
+    """Raises ConfigError, naming the field: one of these below its least value (those a section lacks aside), or no temperature."""
     for field_, low in least.items():
         if (value := getattr(section, field_, low)) < low:
             raise ConfigError(f"{name}.{field_} is {value}; it must be at least {low}")
-    if not 0 <= section.temperature < math.inf:
-        raise ConfigError(
-            f"{name}.temperature is {section.temperature}; it must be a finite number from 0 (0: the likeliest token each time)"
-        )
+    if not 0 <= (temperature := getattr(section, "temperature", 0.0)) < math.inf:
+        raise ConfigError(f"{name}.temperature is {temperature}; it must be a finite number from 0 (0: the likeliest token each time)")
 
 
 def check_template(tokenizer: Tokenizer, setting: str, directory: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from _common import find, say
+from _common import check_numbers, find, say
 from _rl import Loaded, WholeSampler, prompt_rows
 
 from align.config import ConfigError, caller_path
@@ -47,12 +47,20 @@ def made_here(section: PairSection) -> bool:
     return section.source in MADE_HERE
 
 
+def check_pairs(section: PairSection, name: str = "data") -> None:
+    """Raises ConfigError, naming the field of [name], for values that give no pairs."""
+    made = {"samples": 2, "per_prompt": 1, "max_new_tokens": 1} if made_here(section) else {}
+    check_numbers(name, section, {"max_length": 2, **made})
+    if section.rows is not None and section.rows < 1:
+        raise ConfigError(f"{name}.rows is {section.rows}; it must be at least 1, or none for all")
+    if section.temperature == 0 and made_here(section):
+        raise ConfigError(f"{name}.temperature is 0, at which all answers to a prompt are alike and make no pair; raise it")
+
+
 def pair_rows(
     section: PairSection, loaded: Loaded, model: Callable[[], Decoder], *, seed: int, kept: Path | None = None
 ) -> list[dict[str, Any]]:
     """The rows {"prompt", "chosen", "rejected"}, told about. kept: a file of made pairs from an earlier leg of the run."""
-    if section.rows is not None and section.rows < 1:
-        raise ConfigError(f"data.rows is {section.rows}; it must be at least 1, or none for all")
     if made_here(section):
         if kept is not None and kept.exists():
             rows: list[dict[str, Any]] = list(read_objects(kept))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from _common import say
+from _common import check_numbers, say
 from _rl import Loaded, WholeSampler
 
 from align.config import ConfigError, caller_path
@@ -34,10 +34,17 @@ class StepSection:
     max_length: Annotated[int, "tokens of a prompt and its steps; longer rows are left out"] = 256
 
 
-def step_rows(section: StepSection, loaded: Loaded, model: Callable[[], Decoder], *, seed: int) -> list[dict[str, Any]]:
-    """Rows {"prompt", "steps", "labels"}, made ones also with "answer_label"."""
+def check_steps(section: StepSection) -> None:
+    """Raises ConfigError, naming the field of [data], for values that give no answers to train on."""
+    check_numbers("data", section, {"samples": 1, "max_new_tokens": 1, "max_length": 2})
     if section.rows is not None and section.rows < 1:
         raise ConfigError(f"data.rows is {section.rows}; it must be at least 1, or none for all")
+    if not 0 <= section.held_out < 1:
+        raise ConfigError(f"data.held_out is {section.held_out}; it must be a share of the prompts, from 0 to below 1")
+
+
+def step_rows(section: StepSection, loaded: Loaded, model: Callable[[], Decoder], *, seed: int) -> list[dict[str, Any]]:
+    """Rows {"prompt", "steps", "labels"}, made ones also with "answer_label"."""
     if section.source == "arithmetic":
         return _made(section, loaded, model(), seed)
     if section.source.startswith("prm800k:"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from _common import GuardSection, build_model, check_fit, find, on_ranks, run_stage, say
-from _pairs import PairSection, encode, made_here, pair_rows
+from _pairs import PairSection, check_pairs, encode, made_here, pair_rows
 from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, load_start, plan, preflight, reference_of
 from reference import cache_key
 
@@ -57,6 +57,7 @@ class DpoModule(PreferenceObjective, TrainModule):
 def dpo(call: Invocation[DpoConfig]) -> int:
     started, config = time.perf_counter(), call.config
     check_preference(config.preference)
+    check_pairs(config.data)
     if config.preference.loss == "simpo" and config.reference is not None:
         raise ConfigError("preference.loss is simpo, which has no reference; leave reference out")
     if config.train.global_batch % (config.launch.nproc * config.launch.nnodes * config.train.micro_batch):

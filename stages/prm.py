@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from _common import GuardSection, build_model, check_fit, on_ranks, run_stage, say
-from _pairs import PairSection, encode, made_here, pair_rows
+from _pairs import PairSection, check_pairs, encode, made_here, pair_rows
 from _rl import Loaded, StartSection, TrainingRun, load_start, plan, preflight
-from _steps import StepSection, step_rows
+from _steps import StepSection, check_steps, step_rows
 
 from align.config import ConfigError, Invocation
 from align.data import split_rows
@@ -80,6 +80,9 @@ class Held:
 def prm(call: Invocation[PrmConfig]) -> int:
     started, config = time.perf_counter(), call.config
     labels = label_ids(config)
+    check_steps(config.data)
+    if config.kind == "pairwise":
+        check_pairs(config.pairs, "pairs")
 
     # Load.
     loaded = load_start(call, "prm")

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from _common import ForwardSection, build_model, run_stage, say
 from _life import show_forwards
-from _pairs import PairSection, encode, made_here, pair_rows
+from _pairs import PairSection, check_pairs, encode, made_here, pair_rows
 from _rl import StartSection, load_start
 
 from align.config import ConfigError, Invocation, dumps
@@ -36,6 +36,7 @@ def reference(call: Invocation[ReferenceConfig]) -> int:
     started, config = time.perf_counter(), call.config
     if call.resume or call.allow_change:
         raise ConfigError("reference has nothing to resume; start it anew")
+    check_pairs(config.data)
     loaded = load_start(call, "reference")
     forward_of(config.forward_impl)
     if call.dry_run:
