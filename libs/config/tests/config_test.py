@@ -231,6 +231,8 @@ def test_a_byte_order_mark_and_windows_lines(tmp_path):
         ),
         ("seed = true", "FILE:1: seed must be int, got the boolean true"),
         ("seed = 60.0", "FILE:1: seed must be int, got the float 60.0; write 60"),
+        ("seed = 9223372036854775808", "FILE:1: seed must be int, got the integer 9223372036854775808 of more than 64 bits"),
+        ("levels = [-9223372036854775809]", "FILE:1: levels[0] must be int, got the integer -9223372036854775809 of more than 64 bits"),
         ('seed = "7"', 'FILE:1: seed must be int, got the string "7"; write 7 without quotes'),
         ("packing = 1", "FILE:1: packing must be bool, got the integer 1; write true or false"),
         ("title = 3", "FILE:1: title must be str, got the integer 3"),
@@ -334,6 +336,7 @@ def test_dumps_by_value():
     assert dumps(Optimizer(max_grad_norm=None)).splitlines()[-1] == 'max_grad_norm = "none"'
 
 
+INTEGERS = st.integers(-(2**63), 2**63 - 1)  # TOML's
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda text: text.strip() != "[TBD]")
 PIECES = ["seed", "optimizer", "lr", ".", " = ", "=", "1", "true", "\n", "[", "]", "[[", "{", "}", '"', '"""', "'", "#", ",", "x"]
 FLOATS = st.floats(allow_nan=False)
@@ -348,17 +351,17 @@ OPTIMIZERS = st.builds(
 STAGES = st.builds(
     Stage,
     run_dir=st.none() | PATHS,
-    seed=st.integers(),
+    seed=INTEGERS,
     packing=st.booleans(),
     title=TEXT,
     note=st.none() | TEXT,
     label=st.none() | TEXT,
-    levels=st.lists(st.integers(), max_size=3),
+    levels=st.lists(INTEGERS, max_size=3),
     names=st.lists(TEXT, max_size=3),
     stops=st.lists(TEXT, max_size=3).map(tuple),
-    size=st.integers() | st.just("auto"),
+    size=INTEGERS | st.just("auto"),
     checkpointing=st.sampled_from([None, "none", "full"]),
-    variables=st.dictionaries(TEXT, st.integers() | TEXT, max_size=3),
+    variables=st.dictionaries(TEXT, INTEGERS | TEXT, max_size=3),
     sources=st.lists(st.builds(Source, path=PATHS, weight=FLOATS, kind=st.none() | TEXT), max_size=2),
     optimizer=OPTIMIZERS,
     extra=st.none() | OPTIMIZERS,

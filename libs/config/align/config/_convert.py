@@ -131,6 +131,8 @@ def _scalar(value: Any, member: Any) -> Any:
             return float(value)
         except OverflowError:
             return UNSET
+    if member is int and type(value) is int:
+        return value if -(2**63) <= value < 2**63 else UNSET  # TOML's; what counts or indexes takes no more
     if member is Path and isinstance(value, str):
         return Path(value) if value and "\0" not in value else UNSET
     return value if type(value) is member else UNSET
@@ -231,6 +233,8 @@ def _way_out(value: Any, hint: Any, path: KeyPath) -> str:
             return ""
     if type(value) is int and bool in kinds:
         return "; write true or false"
+    if type(value) is int and int in kinds:
+        return " of more than 64 bits"
     if type(value) is float and int in kinds and value.is_integer() and abs(value) < 1e18:
         return f"; write {int(value)}"
     if section(hint) and not isinstance(value, dict):

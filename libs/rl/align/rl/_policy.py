@@ -16,6 +16,8 @@ from align.rl._errors import RlError
 from align.rl._forward import Scorer, forward_of, row_logprobs
 from align.rl._rollouts import Rollout
 
+_LARGEST = torch.finfo(torch.float32).max
+
 Reference = Callable[[], AbstractContextManager[Decoder]]
 
 
@@ -45,9 +47,9 @@ def check_policy(config: PolicyConfig) -> None:
     """Raises RlError, naming the field, for values that no run can have."""
     for name, value, fits, range_ in (
         ("clip_low", config.clip_low, 0 < config.clip_low < 1, "between 0 and 1"),
-        ("clip_high", config.clip_high, config.clip_high > 0, "above 0"),
-        ("correction_cap", config.correction_cap, config.correction_cap >= 1, "at least 1"),
-        ("kl", config.kl, config.kl >= 0, "at least 0"),
+        ("clip_high", config.clip_high, 0 < config.clip_high < _LARGEST, "above 0, and within fp32"),
+        ("correction_cap", config.correction_cap, 1 <= config.correction_cap < _LARGEST, "at least 1, and within fp32"),
+        ("kl", config.kl, 0 <= config.kl < _LARGEST, "at least 0, and within fp32"),
     ):
         if not fits:
             raise RlError(f"policy.{name} is {value}; it must be {range_}")

@@ -52,6 +52,10 @@ def check_rollout(config: RolloutConfig, *, global_batch: int, micro_batch: int,
     ):  # fmt: skip
         if value < least:
             raise RlError(f"rollout.{name} is {value}; it must be at least {least}")
+    if micro_batch < 1:
+        raise RlError(f"train.micro_batch is {micro_batch}; it must be at least 1")
+    if config.kv_budget_gb is not None and not 0 < config.kv_budget_gb < 2**30:
+        raise RlError(f"rollout.kv_budget_gb is {config.kv_budget_gb}; it must be above 0 GiB and finite, or none for what is needed")
     if not 0 < config.temperature < math.inf:
         why = "it must be above 0, or every answer of a group is the same" if config.temperature <= 0 else "it must be a finite number"
         raise RlError(f"rollout.temperature is {config.temperature}; {why}")

@@ -153,7 +153,7 @@ def validate(config: TrainerConfig) -> None:
         ("seed", config.seed, -(2**63) <= config.seed < 2**63, "an integer of 64 bits, from -2**63 to 2**63 - 1"),
         ("optimizer.lr", optimizer.lr, 0 < optimizer.lr < float("inf"), "above 0"),
         ("optimizer.eps", optimizer.eps, optimizer.eps > 0, "above 0"),
-        ("optimizer.weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0, "at least 0"),
+        ("optimizer.weight_decay", optimizer.weight_decay, 0 <= optimizer.weight_decay < float("inf"), "at least 0, and finite"),
         ("optimizer.betas", optimizer.betas, all(0 <= beta < 1 for beta in optimizer.betas), "two numbers from 0 to below 1"),
         ("optimizer.max_grad_norm", optimizer.max_grad_norm, optimizer.max_grad_norm is None or optimizer.max_grad_norm > 0,
          "above 0, or none for no clipping"),
