@@ -99,13 +99,17 @@ def made(
 
 def run_to_the_end(path, **arguments):
     trainer, run, _ = made(path, **arguments)
-    return trainer.fit(), run
+    result = trainer.fit()
+    run.close()  # other processes go on with it
+    return result, run
 
 
 def resumed(path, allow_change=(), ranks=None, **arguments):
     checkpoint = load(find_latest(path / "checkpoints", ranks or Ranks()))
     trainer, run, _ = made(path, resume=checkpoint.step, ranks=ranks, **arguments)
-    return trainer.fit(resume=checkpoint, allow_change=allow_change), run
+    result = trainer.fit(resume=checkpoint, allow_change=allow_change)
+    run.close()
+    return result, run
 
 
 def state_of(result):
