@@ -177,7 +177,6 @@ def test_ppo_refuses_before_any_weight_is_read(caller, capsys, monkeypatch, word
         ("dpo", ["data.per_prompt=0"], "data.per_prompt is 0"),
         ("dpo", ["data.samples=1"], "data.samples is 1; it must be at least 2"),
         ("dpo", ["data.max_new_tokens=0"], "data.max_new_tokens is 0"),
-        ("dpo", ["data.rows=-1"], "data.rows is -1"),
         ("dpo", ["data.temperature=0"], "data.temperature is 0, at which all answers"),
         ("dpo", ["data.temperature=nan"], "data.temperature is nan"),
         ("reference", ["data.samples=0"], "data.samples is 0"),
@@ -185,7 +184,6 @@ def test_ppo_refuses_before_any_weight_is_read(caller, capsys, monkeypatch, word
         ("prm", ["data.held_out=nan"], "data.held_out is nan"),
         ("prm", ["data.held_out=1"], "data.held_out is 1"),
         ("prm", ["data.samples=0"], "data.samples is 0"),
-        ("prm", ["data.max_length=-4"], "data.max_length is -4"),
     ],
 )
 def test_rows_that_cannot_be_made_are_refused_before_any_weight_is_read(caller, capsys, monkeypatch, stage, words, told):
