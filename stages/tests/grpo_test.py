@@ -226,6 +226,31 @@ def test_what_no_run_can_have_is_refused_before_anything_is_written(caller, caps
     assert told in printed and printed.count("\n") == 1 and not (caller / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("stage", "words", "told"),
+    [
+        ("dpo", ["data.max_length=0"], "data.max_length is 0; it must be at least 2"),
+        ("dpo", ["data.per_prompt=0"], "data.per_prompt is 0"),
+        ("dpo", ["data.samples=1"], "data.samples is 1; it must be at least 2"),
+        ("dpo", ["data.max_new_tokens=0"], "data.max_new_tokens is 0"),
+        ("dpo", ["data.temperature=0"], "data.temperature is 0, at which all answers"),
+        ("dpo", ["data.temperature=nan"], "data.temperature is nan"),
+        ("reference", ["data.samples=0"], "data.samples is 0"),
+        ("prm", ["kind=pairwise", "pairs.samples=0"], "pairs.samples is 0"),
+        ("prm", ["data.held_out=nan"], "data.held_out is nan"),
+        ("prm", ["data.held_out=1"], "data.held_out is 1"),
+        ("prm", ["data.samples=0"], "data.samples is 0"),
+    ],
+)
+def test_rows_that_cannot_be_made_are_refused_before_any_weight_is_read(caller, capsys, monkeypatch, stage, words, told):
+    def unread(*args, **more):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(f"{stage}.build_model", unread)
+    assert start(stage, "run_dir=run", *words) == 2
+    assert told in capsys.readouterr().err and not (caller / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["stage_result.json", "env.json"])  # that of a killed run is the latter
 def test_another_stage_s_run_is_not_gone_on_with(caller, capsys, name):
     (caller / "run").mkdir()
