@@ -130,7 +130,6 @@ def loss_only() -> None:
 def decode() -> None:
     rate = workloads.copy_rate()
     emit("rate", "copy TB/s", rate / 1e12)
-    few_configurations("decode", workloads.DECODE_FEW)
     shapes = ((64, 1024, 256, 768), (256, 1024, 256, 768), (64, 1024, 512, 512), (64, 4096, 4000, 4096))
     for model, m in MODELS.items():
         for rows, room, low, high in shapes:
@@ -148,21 +147,12 @@ def decode() -> None:
         except RuntimeError as e:
             emit("decode", f"{model} torch SDPA", str(e)[:200])
     for rows, size in ((1, 32768), (64, 32768), (256, 32768), (64, 128256)):
-        emit("sample", f"{rows} x {size}, plain and filtered", *(timed([workloads.sampling_case(rows, size, f)]) for f in (False, True)))
-
-
-def few_configurations(name: str, configs: list[_runtime.Config]) -> None:
-    """A sweep of a few seconds, over what the last long one did not reach; what follows in this process uses its answers."""
-    for op, shape_class, _, make in workloads.TUNING[name]():
-        if (op, shape_class) in workloads.FEW:
-            best = sweep("try", op, shape_class, configs, make)
-            if best:
-                _runtime.tuning_table().setdefault(torch.cuda.get_device_name(), {}).setdefault(op, {})[shape_class] = best
-                _runtime._tuned.cache_clear()
+        cases = ((False, False), (False, True), (True, True))
+        times = (timed([workloads.sampling_case(rows, size, filtered, counted)]) for filtered, counted in cases)
+        emit("sample", f"{rows} x {size}, a program a row; in parts; filtered, ms", *times)
 
 
 def gemv() -> None:
-    few_configurations("gemv", workloads.GEMV_FEW)
     for outputs, size in workloads.matrices():
         row = []
         for batch in (1, 4, 16):

@@ -278,18 +278,19 @@ def vocabulary_tuning() -> Iterator[tuple[str, str, list[dict[str, int]], Callab
         yield (
             "sample",
             key,
-            grid(block=(4096, 8192), warps=(8, 16, 32)) + grid(block=(16384,), warps=(32,)),
+            grid(block=(2048, 4096, 8192), warps=(8, 16, 32), share=(4096, 8192, 16384)),
             functools.partial(samples, size),
         )
 
 
-def sampling_case(rows: int, size: int, filtered: bool) -> Callable[[], Any]:
+def sampling_case(rows: int, size: int, filtered: bool, counted: bool = True) -> Callable[[], Any]:
     logits = rand(rows, size, scale=3.0)
     full = lambda value, dtype: torch.full((rows,), value, device="cuda", dtype=dtype)  # noqa: E731
     keys, positions = torch.arange(rows, device="cuda"), torch.arange(rows, device="cuda")
     k, p = (50, 0.9) if filtered else (0, 1.0)
     options = full(1.0, torch.float32), full(k, torch.int32), full(p, torch.float32), full(0.0, torch.float32)
-    return functools.partial(kernels.sample, logits, keys, positions, *options)
+    counters = torch.zeros(rows, device="cuda", dtype=torch.int32) if counted else None
+    return functools.partial(kernels.sample, logits, keys, positions, *options, counters=counters)
 
 
 def decode_case(
@@ -391,18 +392,6 @@ def attention_case(m: SimpleNamespace) -> Callable[[], Any]:
     cu_seqlens = torch.arange(0, TOKENS + 1, LENGTH, device="cuda", dtype=torch.int32)
     return functools.partial(kernels.invariant_attention, q, k, v, cu_seqlens, LENGTH)
 
-
-# What the last long sweep did not reach or could not know: see gpu.py, few_configurations.
-DECODE_FEW = listed(
-    "keys warps stages chunk programs",
-    (64, 4, 3, 256, 0), (64, 4, 4, 256, 0), (64, 4, 5, 256, 0), (64, 4, 4, 128, 0), (64, 2, 4, 256, 0), (64, 4, 5, 0, 1),
-)  # fmt: skip
-GEMV_FEW = listed(
-    "rows block warps stages",
-    (1, 2048, 8, 1), (2, 2048, 8, 1), (1, 2048, 4, 1), (4, 512, 4, 4), (8, 512, 4, 4), (2, 1024, 4, 1), (4, 1024, 4, 3),
-)  # fmt: skip
-FEW = {("decode_attention", f"{DIM}/4/{size}") for size in (256, 512, 1024, 2048)}
-FEW |= {("gemv_one", shape) for shape in ("4096x14336", "4096x4096", "28672x4096", "32768x4096", "2048x7168")}
 
 TUNING = {
     "norm": norm_tuning, "row": row_tuning, "vocabulary": vocabulary_tuning, "decode": decode_tuning, "gemv": gemv_tuning,

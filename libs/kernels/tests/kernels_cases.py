@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import warnings
+from unittest import mock
 
 import torch
 
@@ -321,16 +322,24 @@ def sampling(device, dtype, large):
     )
     options[0][0], logits[0] = 0.0, 0.0  # the most likely token where exp makes equals of it and others
     logits[0, 5], logits[0, 9] = 1e-9, 2e-9
-    with poisoned():
-        tokens, own, plain = kernels.sample(logits, keys, positions, *options)
-    assert tokens[0] == 9
+    logits[1::5, vocabulary // 3 :] = float("-inf")  # whole parts of a row that no token can be drawn from
     wanted, own_wanted, plain_wanted = _sampling.reference(logits, keys, positions, *options)
-    same = tokens == wanted
-    assert same.sum() >= rows - rows // 256  # at a cut, or in a photo finish, fp32 may decide otherwise
-    assert (plain - plain_wanted)[same].abs().max() < 1e-4
-    # one token more or less in a kept set of thousands moves its mass a little
-    assert ((own - own_wanted)[same].abs() < 1e-4).sum() >= same.sum() - rows // 128
-    return {"sample": {"tokens that differ": (~same).sum().item(), "logprob": (plain - plain_wanted)[same].abs().max().item()}}
+    counters, found = torch.zeros(rows, dtype=torch.int32, device=device), {}
+    small = {} if large else {"sample": {"block": 256, "warps": 4, "share": vocabulary // 4 + 1}}
+    for name, counted in {"sample": None, "sample, in parts": counters}.items():
+        with poisoned(), mock.patch.dict(_runtime.trial, small):
+            tokens, own, plain = kernels.sample(logits, keys, positions, *options, counters=counted)
+            some = [x[3:8] for x in (logits, keys, positions, *options)]
+            again = kernels.sample(*some, counters=counted)
+        assert tokens[0] == 9 and not counters.any()
+        assert all(torch.equal(a, b[3:8]) for a, b in zip(again, (tokens, own, plain), strict=True))  # in any batch
+        same = tokens == wanted
+        assert same.sum() >= rows - rows // 256  # at a cut, or in a photo finish, fp32 may decide otherwise
+        assert (plain - plain_wanted)[same].abs().max() < 1e-4
+        # one token more or less in a kept set of thousands moves its mass a little
+        assert ((own - own_wanted)[same].abs() < 1e-4).sum() >= same.sum() - rows // 128
+        found[name] = {"tokens that differ": (~same).sum().item(), "logprob": (plain - plain_wanted)[same].abs().max().item()}
+    return found
 
 
 def strict_linear(device, dtype, large):

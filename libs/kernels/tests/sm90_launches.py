@@ -93,7 +93,8 @@ def vocabulary(size):
     _linear_loss._launch_slope(logits, ids, None, floats(2816), floats(2816))
     rows = 64
     options = floats(rows), ints(rows, dtype=torch.int32), floats(rows), floats(rows)
-    _sampling._sample(empty(rows, size), ints(rows), ints(rows), *options)
+    for counters in (None, ints(rows, dtype=torch.int32)):
+        _sampling._sample(empty(rows, size), ints(rows), ints(rows), *options, counters)
 
 
 def decoding(rows, heads, kv_heads):

@@ -34,7 +34,7 @@ FIELDS = {
     "split_linear": {"splits": (1, 2, 3, 4, 6, 8), "n": (32, 64, 128), "k": (64, 128), "stages": (3, 4, 5, 6, 8), "lines": (0, 2, 4, 8)},
     "gated_linear": {"n": (32, 64, 128), "k": (64, 128), "stages": (3, 4, 5, 6), "warps": (4, 8), "lines": (0, 2, 4, 8)},
     "sum_rms_norm": {"warps": (2, 4, 8, 16)},
-    "sample": {"block": (2048, 4096, 8192, 16384), "warps": (8, 16, 32)},
+    "sample": {"share": (4096, 8192, 16384), "block": (2048, 4096, 8192), "warps": (4, 8, 16, 32)},
     "step_vector": {"rows": (1, 2, 4, 8), "block": (512, 1024, 2048), "warps": (2, 4, 8), "stages": (1, 3, 4), "lines": (0, 8, 16)},
     "step_vector_gated": {"rows": (1, 2, 4), "block": (512, 1024, 2048), "warps": (2, 4, 8), "stages": (1, 3, 4), "lines": (0, 8, 16)},
 }

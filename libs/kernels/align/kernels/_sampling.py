@@ -14,13 +14,22 @@ from torch import Tensor
 from align.kernels import _runtime
 from align.kernels._runtime import KernelError
 
-SAMPLE = {"block": 8192, "warps": 16}
+# share: tokens of a program where a row is cut. Of the vocabulary alone, so that a row's bits don't depend on the batch.
+SAMPLE = {"block": 8192, "warps": 16, "share": 8192}
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 def sample(
-    logits: Tensor, keys: Tensor, positions: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+    logits: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    *,
+    counters: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One token a row.
 
@@ -31,6 +40,9 @@ def sample(
         top_k: (B,), int32: keep the k most likely tokens and their equals; 0 is off.
         top_p: (B,), fp32: of these, the most likely until their share reaches top_p, the crossing one and its equals included; 1 is off.
         min_p: (B,), fp32: keep tokens at least min_p times as likely as the most likely one; 0 is off.
+        counters: int32 zeros, at least B of them, kept by the caller for all calls on one stream, and zeros again after each: with them the
+            GPU reads a row without filters by several programs. Another order of summing: the last bits of the log-probabilities, and a
+            draw whose first two are closer than that, may differ from those without.
 
     Returns:
         tokens (B,) int64; their log-probability under what was sampled from, after temperature and filters; and under softmax(logits): both
@@ -48,7 +60,9 @@ def sample(
     for name, (value, dtype) in wanted.items():
         if value.shape != logits.shape[:1] or value.dtype != dtype:
             raise KernelError(f"{name} is {value.dtype} {tuple(value.shape)}, expected {dtype} ({logits.shape[0]},)")
-    drawn: tuple[Tensor, Tensor, Tensor] = torch.ops.align.sample(logits, keys, positions, temperature, top_k, top_p, min_p)
+    if counters is not None and (counters.dtype != torch.int32 or counters.numel() < len(logits)):
+        raise KernelError(f"counters {counters.dtype} {tuple(counters.shape)}: expected int32, at least {len(logits)}")
+    drawn: tuple[Tensor, Tensor, Tensor] = torch.ops.align.sample(logits, keys, positions, temperature, top_k, top_p, min_p, counters)
     return drawn
 
 
@@ -107,10 +121,11 @@ def reference(
     return tokens, own.float(), plain.float()
 
 
-@_runtime.op("sample")
+@_runtime.op("sample", mutates=("counters",))
 def _sample(
-    logits: Tensor, keys: Tensor, positions: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    logits: Tensor, keys: Tensor, positions: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor,
+    counters: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if not _runtime.use_kernel(logits):
         return reference(logits, keys, positions, temperature, top_k, top_p, min_p)
     from align.kernels import _vocabulary_kernels
@@ -120,20 +135,25 @@ def _sample(
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     own, plain = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     c = _runtime.config(logits, "sample", _runtime.power_of_two(vocabulary), SAMPLE)
-    block = min(c["block"], _runtime.power_of_two(vocabulary))
+    share = vocabulary if counters is None else min(c["share"], vocabulary)
+    parts, block = _runtime.cdiv(vocabulary, share), min(c["block"], _runtime.power_of_two(share))
+    partial = own if parts == 1 else torch.empty(rows * parts * 4, dtype=torch.float32, device=logits.device)
+    candidates = tokens if parts == 1 else torch.empty(rows * parts, dtype=torch.int32, device=logits.device)
     if rows:
         with _runtime.on(logits):
-            _vocabulary_kernels.sample[(rows,)](
+            _vocabulary_kernels.sample[(rows, parts)](
                 logits, token_words(vocabulary, logits.device), keys, positions, temperature, top_k, top_p, min_p, tokens, own, plain,
-                logits.stride(0), vocabulary, BLOCK=block, num_warps=max(1, min(c["warps"], block // 128)),
+                partial, candidates, tokens if counters is None else counters, logits.stride(0), vocabulary,
+                SHARE=share, PARTS=parts, PADDED=_runtime.power_of_two(parts), BLOCK=block, num_warps=max(1, min(c["warps"], block // 128)),
             )  # fmt: skip
     return tokens, own, plain
 
 
 @_runtime.fake("sample")
 def _(
-    logits: Tensor, keys: Tensor, positions: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    logits: Tensor, keys: Tensor, positions: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor,
+    counters: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     rows = logits.shape[:1]
     return (
         logits.new_empty(rows, dtype=torch.int64),

@@ -134,61 +134,21 @@ def _reached(base, vocabulary, peak, heat, floor, step, BLOCK: tl.constexpr, COU
 
 
 @triton.jit
-def sample(
-    logits, words, keys, positions, temperatures, top_ks, top_ps, min_ps, tokens, owns, plains, stride, vocabulary, BLOCK: tl.constexpr
-):  # fmt: skip
-    """One row a program. A threshold is found two bits of a float at a time: 15 passes over the row, which stays in the cache."""
-    row = tl.program_id(0)
-    base = logits + row.to(tl.int64) * stride
+def _race(base, words, first, end, peak, heat, greedy, floor, low, high, BLOCK: tl.constexpr):
+    """Of tokens first .. end - 1: the best score, its token, the sum of kept exponentials, that of all at temperature 1; against `peak`."""
     lane = tl.arange(0, BLOCK)
-    temperature = tl.load(temperatures + row)
-    greedy = temperature == 0
-    heat = tl.where(greedy, 1.0, temperature)
-    peaks = tl.full((BLOCK,), NEGATIVE, tl.float32)
-    for start in range(0, vocabulary, BLOCK):
-        peaks = tl.maximum(peaks, tl.load(base + start + lane, mask=start + lane < vocabulary, other=NEGATIVE).to(tl.float32))
-    peak = tl.max(peaks, 0)
-
-    floor_bits = 0
-    top_k = tl.minimum(tl.load(top_ks + row), vocabulary)
-    top_p = tl.load(top_ps + row)
-    if top_k > 0 and not greedy:
-        for i in range(15):  # the largest floor that at least k reach: the k-th largest value
-            step = 1 << (28 - 2 * i)
-            n1, n2, n3 = _reached(base, vocabulary, peak, heat, floor_bits, step, BLOCK, True)
-            floor_bits += step * ((n1 >= top_k).to(tl.int32) + (n2 >= top_k).to(tl.int32) + (n3 >= top_k).to(tl.int32))
-    if top_p < 1 and not greedy:
-        # the step of 0 asks about the floor itself
-        wanted, _m, _n = _reached(base, vocabulary, peak, heat, floor_bits, 0, BLOCK, False)
-        if top_k > 0:  # equals of the k-th beyond the k-th do not count
-            reaching, _k, _l = _reached(base, vocabulary, peak, heat, floor_bits, 0, BLOCK, True)
-            wanted -= (reaching - top_k).to(tl.float32) * _float(floor_bits)
-        wanted *= top_p
-        bits = 0
-        for i in range(15):  # the largest floor whose mass reaches the share
-            step = 1 << (28 - 2 * i)
-            m1, m2, m3 = _reached(base, vocabulary, peak, heat, bits, step, BLOCK, False)
-            bits += step * ((m1 >= wanted).to(tl.int32) + (m2 >= wanted).to(tl.int32) + (m3 >= wanted).to(tl.int32))
-        floor_bits = tl.maximum(floor_bits, bits)
-    floor = tl.maximum(_float(floor_bits), tl.load(min_ps + row))
-
-    key = _stir64(
-        tl.load(keys + row).to(tl.uint64, bitcast=True) + tl.load(positions + row).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
-    )
-    low = key.to(tl.uint32)
-    high = (key >> 32).to(tl.uint32)
     best = tl.full((BLOCK,), -1.0, tl.float32)
     which = tl.zeros((BLOCK,), tl.int32)
     kept_mass = tl.zeros((BLOCK,), tl.float32)
     plain_mass = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, vocabulary, BLOCK):
+    for start in range(first, end, BLOCK):
         at = start + lane
-        x = tl.load(base + at, mask=at < vocabulary, other=NEGATIVE).to(tl.float32)
+        x = tl.load(base + at, mask=at < end, other=NEGATIVE).to(tl.float32)
         plain_mass += tl.exp(x - peak)
         e = tl.exp((x - peak) / heat)
-        kept = tl.where(greedy, x == peak, e >= floor) & (at < vocabulary)
+        kept = tl.where(greedy, x == peak, e >= floor) & (at < end)
         kept_mass += tl.where(kept, e, 0.0)
-        bits = (tl.load(words + at, mask=at < vocabulary, other=0).to(tl.uint32, bitcast=True) ^ low) * 0x7FEB352D
+        bits = (tl.load(words + at, mask=at < end, other=0).to(tl.uint32, bitcast=True) ^ low) * 0x7FEB352D
         bits = ((bits ^ (bits >> 15)) + high) * 0x846CA68B
         bits = ((bits ^ (bits >> 16)) * 0x9E3779B1) & 0x7FFFFFFF
         u = (bits.to(tl.float32) + 0.5) * (4.656612873077393e-10 * (1 - 1.1920928955078125e-07))
@@ -199,7 +159,93 @@ def sample(
         best = tl.maximum(best, score)
     top = tl.max(best, 0)
     token = tl.min(tl.where(best == top, which, 0x7FFFFFFF), 0)
-    own = tl.load(base + token).to(tl.float32) - peak
-    tl.store(tokens + row, token.to(tl.int64))
-    tl.store(plains + row, own - tl.log(tl.sum(plain_mass, 0)))
-    tl.store(owns + row, tl.where(greedy, 0.0, own / heat - tl.log(tl.sum(kept_mass, 0))))
+    return top, token, tl.sum(kept_mass, 0), tl.sum(plain_mass, 0)
+
+
+@triton.jit
+def sample(
+    logits, words, keys, positions, temperatures, top_ks, top_ps, min_ps, tokens, owns, plains, partial, candidates, counters,
+    stride, vocabulary, SHARE: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row of PARTS programs, SHARE tokens each; the one that ends last joins them (`counters` count, and are 0 again afterwards).
+
+    Filters need thresholds of the whole row, so such a row is its first program's alone. A threshold is found two bits of a float at a
+    time: 15 passes over the row, which stays in the cache.
+    """
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    base = logits + row.to(tl.int64) * stride
+    lane = tl.arange(0, BLOCK)
+    temperature = tl.load(temperatures + row)
+    greedy = temperature == 0
+    heat = tl.where(greedy, 1.0, temperature)
+    top_k = tl.minimum(tl.load(top_ks + row), vocabulary)
+    top_p = tl.load(top_ps + row)
+    min_p = tl.load(min_ps + row)
+    filtered = ((top_k > 0) | (top_p < 1) | (min_p > 0)) & (temperature != 0)
+    first = part * SHARE
+    end = tl.minimum(first + SHARE, vocabulary)
+    if filtered:
+        end = tl.where(part == 0, vocabulary, 0)
+    if first < end:
+        peaks = tl.full((BLOCK,), NEGATIVE, tl.float32)
+        for start in range(first, end, BLOCK):
+            peaks = tl.maximum(peaks, tl.load(base + start + lane, mask=start + lane < end, other=NEGATIVE).to(tl.float32))
+        peak = tl.max(peaks, 0)
+
+        floor_bits = 0
+        if top_k > 0 and not greedy:
+            for i in range(15):  # the largest floor that at least k reach: the k-th largest value
+                step = 1 << (28 - 2 * i)
+                n1, n2, n3 = _reached(base, vocabulary, peak, heat, floor_bits, step, BLOCK, True)
+                floor_bits += step * ((n1 >= top_k).to(tl.int32) + (n2 >= top_k).to(tl.int32) + (n3 >= top_k).to(tl.int32))
+        if top_p < 1 and not greedy:
+            # the step of 0 asks about the floor itself
+            wanted, _m, _n = _reached(base, vocabulary, peak, heat, floor_bits, 0, BLOCK, False)
+            if top_k > 0:  # equals of the k-th beyond the k-th do not count
+                reaching, _k, _l = _reached(base, vocabulary, peak, heat, floor_bits, 0, BLOCK, True)
+                wanted -= (reaching - top_k).to(tl.float32) * _float(floor_bits)
+            wanted *= top_p
+            bits = 0
+            for i in range(15):  # the largest floor whose mass reaches the share
+                step = 1 << (28 - 2 * i)
+                m1, m2, m3 = _reached(base, vocabulary, peak, heat, bits, step, BLOCK, False)
+                bits += step * ((m1 >= wanted).to(tl.int32) + (m2 >= wanted).to(tl.int32) + (m3 >= wanted).to(tl.int32))
+            floor_bits = tl.maximum(floor_bits, bits)
+        floor = tl.maximum(_float(floor_bits), min_p)
+
+        key = _stir64(
+            tl.load(keys + row).to(tl.uint64, bitcast=True) + tl.load(positions + row).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
+        )
+        top, token, kept_mass, plain_mass = _race(
+            base, words, first, end, peak, heat, greedy, floor, key.to(tl.uint32), (key >> 32).to(tl.uint32), BLOCK
+        )
+        last = True
+        if PARTS > 1 and not filtered:
+            at = (row * PARTS + part) * 4
+            tl.store(partial + at, peak)
+            tl.store(partial + at + 1, top)
+            tl.store(partial + at + 2, kept_mass)
+            tl.store(partial + at + 3, plain_mass)
+            tl.store(candidates + row * PARTS + part, token)
+            tl.debug_barrier()  # this program's stores, then the count
+            last = tl.atomic_add(counters + row, 1, sem="acq_rel") == PARTS - 1
+            if last:
+                index = tl.arange(0, PADDED)
+                here = index < PARTS
+                of = (row * PARTS + index) * 4
+                peaks_of = tl.load(partial + of, mask=here, other=NEGATIVE, cache_modifier=".cg")
+                peak = tl.max(peaks_of, 0)
+                fade = tl.exp((peaks_of - peak) / heat)
+                scores = tl.load(partial + of + 1, mask=here, other=-1.0, cache_modifier=".cg")
+                scores = tl.where(here, tl.where(greedy, tl.where(peaks_of == peak, 1.0, 0.0), scores * fade), -1.0)
+                found = tl.load(candidates + row * PARTS + index, mask=here, other=0x7FFFFFFF, cache_modifier=".cg")
+                token = tl.min(tl.where(scores == tl.max(scores, 0), found, 0x7FFFFFFF), 0)
+                kept_mass = tl.sum(tl.load(partial + of + 2, mask=here, other=0.0, cache_modifier=".cg") * fade, 0)
+                plain_mass = tl.sum(tl.load(partial + of + 3, mask=here, other=0.0, cache_modifier=".cg") * tl.exp(peaks_of - peak), 0)
+                tl.store(counters + row, 0)
+        if last:
+            own = tl.load(base + token).to(tl.float32) - peak
+            tl.store(tokens + row, token.to(tl.int64))
+            tl.store(plains + row, own - tl.log(plain_mass))
+            tl.store(owns + row, tl.where(greedy, 0.0, own / heat - tl.log(kept_mass)))

@@ -64,6 +64,7 @@ class Engine:
         self.raw_logprobs = torch.zeros_like(self.logprobs)
         self.stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self.options = Options.new(rows, device)
+        self._counters = torch.zeros(rows, dtype=torch.int32, device=device)
         self._all = torch.arange(rows, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -141,7 +142,7 @@ class Engine:
         return self._draw(logits, state[KEY], state[NEXT])
 
     def _draw(self, logits: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, own, raw = kernels.sample(logits, keys, positions, *self.options.of(len(logits)))
+        tokens, own, raw = kernels.sample(logits, keys, positions, *self.options.of(len(logits)), counters=self._counters)
         # strict: in the arithmetic of the trainer's log-probabilities
         return tokens, own, kernels.logprob(logits, tokens) if self.strict else raw
 
