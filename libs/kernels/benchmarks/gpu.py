@@ -286,15 +286,18 @@ TESTS = (
     "loss and dtype0", "loss and dtype1", "decod and not dtype1", "decode and dtype1", "strict_attention_is", "strict_attention and dtype",
     "strict_linear_is", "linear and dtype", "not (loss or decod or strict)",
 )  # fmt: skip
-PEERS = {"peer": [peers.LIGER, "memory", "loss"], "peer-loss": [peers.LIGER, "loss"], "peer-model": [peers.HF_LIGER, "25"]}
-MEASURES = ("memory", "loss", "loss-only", "peer-loss", "model", "peer-model", "peer", "decode", "gemv", "strict")
+PEERS = {
+    "peer": [peers.LIGER, "memory", "loss"], "peer-loss": [peers.LIGER, "loss"], "beside": [peers.LIGER, "beside"],
+    "peer-model": [peers.HF_LIGER, "25"],
+}  # fmt: skip
+MEASURES = ("memory", "loss", "loss-only", "peer-loss", "model", "peer-model", "peer", "beside", "decode", "gemv", "strict")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--only", default="pytest,check,tune,memory,loss,model,peer-model,peer,decode,gemv,strict", help="parts")
+    parser.add_argument("--only", default="pytest,check,tune,memory,loss,model,peer-model,peer,beside,decode,gemv,strict", help="parts")
     parser.add_argument("--tests-share", type=float, default=0.5, help="share of the minutes that the tests may take")
     parser.add_argument("--groups", help=f"sweeps of tune whose names begin so, of {', '.join(TUNING)}")
     parser.add_argument("--write", action="store_true", help="write the best configurations into the library's table")

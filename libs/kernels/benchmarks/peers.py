@@ -33,6 +33,10 @@ def memory():
         except Exception as e:
             print(json.dumps(["memory, Liger", name, "FAILED", repr(e)[:200]]), flush=True)
 
+def beside():
+    for row in workloads.alternating_cases(workloads.ours(), ops):
+        print(json.dumps(["beside Liger", *row, row[4] / row[3]]), flush=True)
+
 def loss():
     for model, tokens in (("1.44B", 16384), ("7.25B", 8192), ("7.25B", 16384)):
         op = lambda h, w, t: Loss.apply(h, w, t, None, None, -100, 0.0, 0.0, "mean")[0]
@@ -40,7 +44,7 @@ def loss():
 
 def wanted():
     for name in sys.argv[1:]:
-        {"memory": memory, "loss": loss}[name]()
+        {"memory": memory, "loss": loss, "beside": beside}[name]()
 
 workloads.rehearse(wanted)
 wanted()

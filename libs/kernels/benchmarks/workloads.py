@@ -199,6 +199,17 @@ def training_cases(ops: Any) -> Iterator[tuple[str, str, float, float]]:
                 torch.cuda.empty_cache()
 
 
+def alternating_cases(ops: Any, others: Any, rounds: int = 5) -> Iterator[tuple[str, str, str, float, float]]:
+    """(op, model, direction, ms of `ops`, ms of `others`): medians of turns in one process, since a GPU's clock and temperature drift."""
+    for model, m in MODELS.items():
+        for name in vars(others):
+            for direction, make in {"forward": forwards, "backward": backwards}.items():
+                both = [make(getattr(side, name), name, m) for side in (ops, others)]
+                turns = [[timed(functions, 9) for functions in both] for _ in range(1 if rehearsing else rounds)]
+                yield name, model, direction, *(statistics.median(times) for times in zip(*turns, strict=True))
+                torch.cuda.empty_cache()
+
+
 def loss_inputs(m: SimpleNamespace, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     hidden, weight = rand(tokens, m.size).requires_grad_(), rand(m.vocabulary, m.size, scale=0.02).requires_grad_()
     return hidden, weight, torch.randint(0, m.vocabulary, (tokens,), device="cuda")

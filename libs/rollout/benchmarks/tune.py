@@ -22,19 +22,21 @@ from align.kernels import _runtime
 from align.model import Decoder
 from align.rollout import NativeSampler
 from align.rollout._advance import LIMIT, NEXT, POSITION, STEP
+from align.rollout._paged_run import STEPS
 
 CORES, SHARED = 132, 227 << 10  # of an H100 or H200; bytes of shared memory a core has
 GAIN = 0.998  # of the time before: less is noise
 # Keys of a tile, stages, warps, from many small programs on a core to few large ones.
 ATTENTION = (
-    (16, 6, 1), (16, 8, 2), (16, 12, 2), (32, 2, 1), (32, 3, 1), (32, 4, 1), (32, 2, 2), (32, 3, 2), (32, 4, 2), (32, 5, 2), (32, 6, 2),
-    (32, 8, 2), (32, 10, 2), (32, 4, 4), (64, 2, 2), (64, 3, 2), (64, 4, 2), (64, 3, 4), (64, 5, 4), (128, 2, 4), (128, 3, 4),
+    (16, 2, 1), (16, 3, 1), (16, 4, 1), (16, 5, 1), (16, 6, 1), (16, 8, 1), (32, 2, 1), (32, 3, 1), (32, 4, 1), (64, 2, 1),
+    (32, 2, 2), (32, 3, 2), (32, 4, 2), (32, 5, 2), (32, 6, 2), (32, 8, 2), (32, 10, 2), (32, 4, 4), (64, 2, 2), (64, 3, 2),
+    (64, 4, 2), (64, 3, 4), (64, 5, 4), (128, 2, 4), (128, 3, 4),
 )  # fmt: skip
 FIELDS = {
     "split_linear": {"splits": (1, 2, 3, 4, 6, 8), "n": (32, 64, 128), "k": (64, 128), "stages": (3, 4, 5, 6, 8), "lines": (0, 2, 4, 8)},
     "gated_linear": {"n": (32, 64, 128), "k": (64, 128), "stages": (3, 4, 5, 6), "warps": (4, 8), "lines": (0, 2, 4, 8)},
     "sum_rms_norm": {"warps": (2, 4, 8, 16)},
-    "sample": {"share": (4096, 8192, 16384), "block": (2048, 4096, 8192), "warps": (4, 8, 16, 32)},
+    "sample": {"share": (4096, 8192, 16384, 32768), "block": (1024, 2048, 4096, 8192), "warps": (4, 8, 16, 32)},
     "step_vector": {"rows": (1, 2, 4, 8), "block": (512, 1024, 2048), "warps": (2, 4, 8), "stages": (1, 3, 4), "lines": (0, 8, 16)},
     "step_vector_gated": {"rows": (1, 2, 4), "block": (512, 1024, 2048), "warps": (2, 4, 8), "stages": (1, 3, 4), "lines": (0, 8, 16)},
 }
@@ -72,7 +74,7 @@ class Steps:
     """Captured steps of `rows` rows around position 512."""
 
     def __init__(self, model: Decoder, rows: int, steps: int) -> None:
-        self._rows, self._steps = rows, steps
+        self._rows, self._steps = rows, max(1, steps // STEPS) * STEPS
         sampler = NativeSampler(model, eos_ids=[], max_batch=rows, paged=True)
         sampler.generate(gpu.prompts_of(rows, [256]), max_new_tokens=330, seeds=list(range(rows)))
         assert sampler._engine is not None
@@ -98,8 +100,8 @@ class Steps:
                     engine.state[STEP] = 0
                     gpu.wait(engine.device.type)
                     start = time.perf_counter()
-                    for _ in range(self._steps):
-                        engine.step(self._rows)
+                    for _ in range(self._steps // STEPS):
+                        engine.step(self._rows, STEPS)
                     gpu.wait(engine.device.type)
                     if turn:  # the first captures
                         best = min(best, (time.perf_counter() - start) / self._steps * 1e3)
@@ -148,7 +150,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for tune.json")
     parser.add_argument("--cases", default="7.25B:64,7.25B:256,1.44B:256,1.44B:64", help="size:rows, …")
     parser.add_argument("--ops", default=",".join(("decode_attention", *FIELDS)), help="what is tuned, of these")
-    parser.add_argument("--steps", type=int, default=100, help="steps of a measurement")
+    parser.add_argument("--steps", type=int, default=100, help="steps of a measurement, in graphs of several")
     parser.add_argument("--seconds", type=float, default=120.0, help="of each case, at most")
     parser.add_argument("--write", action="store_true", help="write what was kept into the library's table")
     arguments = parser.parse_args()

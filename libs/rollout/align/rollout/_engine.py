@@ -66,7 +66,7 @@ class Engine:
         self.options = Options.new(rows, device)
         self._counters = torch.zeros(rows, dtype=torch.int32, device=device)
         self._all = torch.arange(rows, device=device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.idle(self._all)
 
@@ -89,14 +89,15 @@ class Engine:
         self.state[FLAG, rows] = IDLE
         self.table[rows] = SCRATCH
 
-    def step(self, count: int) -> None:
-        """One token for rows 0 .. count - 1; `count` is one of `buckets`."""
+    def step(self, count: int, steps: int = 1) -> None:
+        """`steps` tokens for rows 0 .. count - 1, by one graph; `count` is one of `bucket`'s."""
         if self.device.type != "cuda":
-            self._step(count)
+            for _ in range(steps):
+                self._step(count)
             return
-        if count not in self._graphs:
-            self._graphs[count] = self._capture(count)
-        self._graphs[count].replay()
+        if (count, steps) not in self._graphs:
+            self._graphs[count, steps] = self._capture(count, steps)
+        self._graphs[count, steps].replay()
 
     def draw(self, hidden: Tensor, rows: Tensor) -> None:
         """The first token of these rows (k,), from the prompts' last hidden states (k, D); their state is set."""
@@ -146,8 +147,8 @@ class Engine:
         # strict: in the arithmetic of the trainer's log-probabilities
         return tokens, own, kernels.logprob(logits, tokens) if self.strict else raw
 
-    def _capture(self, count: int) -> torch.cuda.CUDAGraph:
-        """The step as a graph. Its kernels are compiled by runs before, on a stream beside: nothing may be compiled while capturing."""
+    def _capture(self, count: int, steps: int) -> torch.cuda.CUDAGraph:
+        """So many steps as a graph. Their kernels are compiled by a run before, on a stream beside: nothing may be while capturing."""
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -157,7 +158,8 @@ class Engine:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._step(count)
+            for _ in range(steps):
+                self._step(count)
         return graph
 
 

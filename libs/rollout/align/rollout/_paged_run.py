@@ -24,7 +24,7 @@ from align.rollout._stops import StopStrings
 from align.rollout._types import Sample
 
 _PREFILL_TOKENS = 16384  # read at once; bounds the activations
-_STEPS = 4  # queued between two looks at which rows have stopped
+STEPS = 4  # of one graph, and queued between two looks at which rows have stopped
 _TOGETHER = 16  # a sixteenth of the rows must be free before samples enter: reading a prompt stops all that run
 
 
@@ -110,10 +110,13 @@ class PagedRun:
 
     def _queue(self) -> None:
         """Queues some steps; rows that reach their limits by them leave."""
-        steps = 1 if self._each else min(_STEPS, max(row.left for row in self._rows.values()))
+        steps = 1 if self._each else min(STEPS, max(row.left for row in self._rows.values()))
         size = bucket(1 + max(self._rows), self._engine.rows)
-        for _ in range(steps):
-            self._engine.step(size)
+        if steps == STEPS:
+            self._engine.step(size, steps)
+        else:  # one by one: no graphs of two and three
+            for _ in range(steps):
+                self._engine.step(size)
         for row in self._rows.values():
             row.left -= steps
         if self._each:
