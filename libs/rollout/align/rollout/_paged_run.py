@@ -24,7 +24,7 @@ from align.rollout._stops import StopStrings
 from align.rollout._types import Sample
 
 _PREFILL_TOKENS = 16384  # read at once; bounds the activations
-STEPS = 4  # of one graph, and queued between two looks at which rows have stopped
+STEPS = 4  # queued between two looks at which rows have stopped
 _TOGETHER = 16  # a sixteenth of the rows must be free before samples enter: reading a prompt stops all that run
 
 
@@ -112,11 +112,11 @@ class PagedRun:
         """Queues some steps; rows that reach their limits by them leave."""
         steps = 1 if self._each else min(STEPS, max(row.left for row in self._rows.values()))
         size = bucket(1 + max(self._rows), self._engine.rows)
-        if steps == STEPS:
-            self._engine.step(size, steps)
-        else:  # one by one: no graphs of two and three
-            for _ in range(steps):
-                self._engine.step(size)
+        # One graph for all of them has fewer gaps, and takes the host longer to launch: after the reading of prompts the device waits for
+        # that (6 % of the tokens where lengths differ). Nor are there graphs of two and three.
+        together = steps if steps == STEPS and not self._read and not self._waiting else 1
+        for _ in range(steps // together):
+            self._engine.step(size, together)
         for row in self._rows.values():
             row.left -= steps
         if self._each:
