@@ -59,7 +59,8 @@ def test_rope_qkv_cuts_and_turns():
 def test_swiglu_is_torch_s():
     gate, up = leaf(3, 5, 8), leaf(3, 5, 8, seed=1)
     assert torch.allclose(kernels.swiglu(gate, up), F.silu(gate) * up, rtol=1e-12)
-    assert torch.equal(kernels.swiglu_packed(torch.cat((gate, up), -1)), kernels.swiglu(gate, up))
+    packed = kernels.swiglu_packed(torch.cat((gate, up), -1))
+    assert torch.allclose(packed, kernels.swiglu(gate, up), rtol=1e-14)  # strided halves: some CPUs round them otherwise
     assert gradcheck(kernels.swiglu, (gate, up)) and gradcheck(kernels.swiglu_packed, (torch.cat((gate, up), -1),))
 
 
