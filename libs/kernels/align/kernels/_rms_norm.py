@@ -103,11 +103,12 @@ def _launch_backward(dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor, r
         _row_kernels.rms_norm_backward[(programs,)](
             grad, grad if dh is None else _runtime.rows_of(dh), flat, weight, rstd, dx, partial, rows,
             D=size, BLOCK=block, ROWS=c["rows"], PROGRAMS=programs, HAS_DH=dh is not None, STAGES=c["stages"], num_warps=c["warps"],
+            **_runtime.early(),
         )  # fmt: skip
         columns = min(block, 32)
         _row_kernels.sum_rows[(_runtime.cdiv(size, columns),)](
             partial, dweight, ROWS=programs, D=size, STRIDE=block, BLOCK_ROWS=min(_runtime.power_of_two(programs), 256), COLUMNS=columns,
-            num_warps=8,
+            num_warps=8, **_runtime.early(),
         )  # fmt: skip
     return dx.view(h.shape), dweight
 

@@ -103,6 +103,7 @@ def _launch(sources: tuple[Tensor, ...], to: tuple[Tensor, ...], cos: Tensor, si
             Q_HEADS=heads, Q_PADDED=_runtime.power_of_two(heads), K_HEADS=kv_heads, K_PADDED=_runtime.power_of_two(kv_heads),
             HALF=dim // 2, PAIRS=_runtime.power_of_two(dim // 2), TOKENS=c["tokens"],
             HAS_POSITIONS=position_ids is not None, COPY_V=copy_v, BACK=back, num_warps=c["warps"],
+            **_runtime.early(),
         )  # fmt: skip
 
 

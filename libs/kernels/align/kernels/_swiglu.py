@@ -70,7 +70,7 @@ def _launch_backward(grad: Tensor, gate: Tensor, up: Tensor, dgate: Tensor, dup:
         with _runtime.on(gate):
             _row_kernels.swiglu_backward[(blocks * g.shape[0],)](
                 _runtime.rows_of(grad), g, u, dg, du, g.stride(0), u.stride(0), dg.stride(0), du.stride(0),
-                SIZE=g.shape[1], BLOCK=block, num_warps=warps,
+                SIZE=g.shape[1], BLOCK=block, num_warps=warps, **_runtime.early(),
             )  # fmt: skip
 
 
