@@ -5,6 +5,7 @@ may write fills the cache; a clean one that may only read takes every action fro
 Bazel inside Bazel, so no test of //...: .ci/run calls it.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -82,4 +83,6 @@ def main(targets: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or TARGETS)
+    parser = argparse.ArgumentParser(prog="remote_cache.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", help=f"what is built and tested (default: {' '.join(TARGETS)})")
+    main(parser.parse_args().targets or TARGETS)

@@ -3,6 +3,7 @@
 Every action of the second log must be in the first, with outputs of equal digests. Test logs aside: they hold times.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -39,8 +40,14 @@ def compare(first: str, second: str) -> list[str]:
     ]
 
 
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="same_bytes.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("logs", metavar="LOG", nargs=2, type=Path, help="of the first and the second build")
+    logs = [path.read_text(encoding="utf-8") for path in parser.parse_args(words).logs]
+    complaints, compared = compare(*logs), len(outputs(logs[1]))
+    print(*complaints, f"{compared} outputs compared, {len(complaints)} differ", sep="\n")
+    return int(bool(complaints) or not compared)
+
+
 if __name__ == "__main__":
-    logs = [Path(name).read_text(encoding="utf-8") for name in sys.argv[1:3]]
-    complaints = compare(*logs)
-    print(*complaints, f"{len(outputs(logs[1]))} outputs compared, {len(complaints)} differ", sep="\n")
-    sys.exit(bool(complaints) or not outputs(logs[1]))
+    sys.exit(main(sys.argv[1:]))

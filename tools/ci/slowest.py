@@ -1,5 +1,6 @@
 """The slowest tests of Bazel's words on standard input, and how many of all came from a cache: … | python3 tools/ci/slowest.py [10]"""
 
+import argparse
 import re
 import sys
 
@@ -12,5 +13,12 @@ def slowest(text: str, count: int) -> list[str]:
     return [*lines, f"{len(ran)} tests ran, {cached} came from the cache"]
 
 
+def main(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="slowest.py", description=__doc__)
+    parser.add_argument("count", type=int, nargs="?", default=10, help="how many (default: 10)")
+    count = parser.parse_args(words).count
+    print(*slowest(sys.stdin.read(), count), sep="\n")
+
+
 if __name__ == "__main__":
-    print(*slowest(sys.stdin.read(), int(sys.argv[1]) if len(sys.argv) > 1 else 10), sep="\n")
+    main(sys.argv[1:])

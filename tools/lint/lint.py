@@ -4,6 +4,7 @@ Checks: ruff, format, mypy, build, docstrings, figures, dead. Without Bazel ruff
 complaint that is known and waits stands in tools/lint/known.txt, one a line, without its line number; --update writes that file anew.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -114,7 +115,13 @@ def bare(name: str, complaint: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    names = [word for word in words if word != "--update"] or list(CHECKS)
+    parser = argparse.ArgumentParser(prog="lint.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", metavar="check", nargs="*", help=f"which checks run: {', '.join(CHECKS)} (default: all)")
+    parser.add_argument("--update", action="store_true", help="write known.txt anew with the complaints that there are")
+    options = parser.parse_args(words)
+    if unknown := [name for name in options.checks if name not in CHECKS]:
+        parser.error(f"there is no check {unknown[0]!r}; the checks are {', '.join(CHECKS)}")
+    names = options.checks or list(CHECKS)
     known = [line for line in read("tools/lint/known.txt").splitlines() if line]
     failed, kept = 0, [line for line in known if line.partition(":")[0] not in names]
     for name in names:
@@ -125,7 +132,7 @@ def main(words: list[str]) -> int:
         print(*left, *(f"known.txt: holds no longer, remove: {line}" for line in gone), sep="\n")
         print(f"lint {name}: {len(left)} complaints, {len(found) - len({bare(name, line) for line in left})} known ones", flush=True)
         failed, kept = failed + len(left), kept + sorted(found)
-    if "--update" in words:
+    if options.update:
         (ROOT / "tools/lint/known.txt").write_text("\n".join([*kept, ""]), encoding="utf-8")
         return 0
     return 1 if failed else 0

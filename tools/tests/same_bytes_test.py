@@ -2,7 +2,8 @@
 
 import json
 
-from same_bytes import compare, outputs
+import pytest
+from same_bytes import compare, main, outputs
 
 
 def log(*outs: tuple[str, str], mnemonic: str = "Genrule") -> str:
@@ -25,3 +26,14 @@ def test_what_one_build_alone_made_is_found():
 
 def test_logs_of_tests_hold_times_and_are_left_out():
     assert outputs(log(("t/test.log", "1"), mnemonic="TestRunner")) == {}
+
+
+def test_the_command_line_takes_two_logs_and_gives_help(tmp_path, capsys):
+    for name, digest in (("one.json", "1"), ("other.json", "2")):
+        (tmp_path / name).write_text(log(("a", digest)))
+    one, other = str(tmp_path / "one.json"), str(tmp_path / "other.json")
+    assert main([one, one]) == 0 and main([one, other]) == 1
+    assert capsys.readouterr().out.endswith("a differs between two builds of the same inputs\n1 outputs compared, 1 differ\n")
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0 and capsys.readouterr().out.startswith("usage: same_bytes.py")
