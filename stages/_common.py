@@ -18,6 +18,7 @@ from _entry import run_stage as run_stage
 from _entry import say as say
 from _life import LivingSampler
 
+from align.checkpoint import CheckpointError, newest
 from align.config import ConfigError, Invocation, caller_path, workspace_root
 from align.data import Encoded, arithmetic_rows, bundled_rows, eval_batches, read_rows
 from align.evals import Estimate, EvalResult, accuracy, encode_prompt
@@ -88,16 +89,20 @@ class GuardSection:
     ignore: Annotated[list[str], "checks that may fail: host_memory, device_memory, disk, load, disk_queue"] = field(default_factory=list)
 
 
-def model_directory(path: Path) -> Path:
-    """The directory of a model, or of the newest checkpoint when a run directory is named. Raises ConfigError saying what is expected."""
+def model_directory(path: Path, setting: str = "model.path") -> Path:
+    """The directory of a model, or of the newest checkpoint when a run directory is named. Raises ConfigError saying what is expected, or
+    which older checkpoint is whole where the newest one is not."""
     directory = find(path)
-    if (directory / "checkpoints").is_dir() and not (directory / "config.json").exists():
-        steps = [step for step in directory.glob("checkpoints/step-*") if step.name[5:].isdigit()]
-        if steps:
-            return max(steps, key=lambda step: int(step.name[5:]))  # by number: step-1000000 comes after step-999999
+    if not (directory / "config.json").exists():
+        try:
+            checkpoint = newest(directory / "checkpoints", setting=setting)
+        except CheckpointError as error:
+            raise ConfigError(f"{setting} {path}: {error}") from None
+        if checkpoint is not None:
+            return checkpoint
     if not (directory / "config.json").is_file():
         raise ConfigError(
-            f"model.path {path}: there is no config.json in {directory}; expected is a directory in HF layout with config.json, "
+            f"{setting} {path}: there is no config.json in {directory}; expected is a directory in HF layout with config.json, "
             "*.safetensors and "
             "tokenizer.json, or a run directory with checkpoints. Real weights: ./bazelw run //tools:fetch_weights -- smollm2-135m-instruct"
         )

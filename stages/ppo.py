@@ -222,7 +222,7 @@ def finished_training(run: Path) -> bool:
 
 def reward_model(config: PpoConfig, loaded: Loaded) -> tuple[Decoder, StepScorer, bool]:
     """(the frozen reward model, its head, whether it can judge the end of an answer)."""
-    directory = model_directory(config.prm.path if config.prm.path is not None else loaded.run_dir / "prm")
+    directory = model_directory(config.prm.path if config.prm.path is not None else loaded.run_dir / "prm", "prm.path")
     model_config = load_config(directory)
     section = replace(config.model, path=directory)
     model = build_model(section, directory, model_config, config.seed, loaded.device).eval()

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from align.checkpoint import CheckpointError, newest
 from align.model import ModelError, export_gguf
 
 
@@ -19,12 +20,11 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     here = Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
     model, file = here / options.model, here / options.file
-    checkpoints = sorted(model.glob("checkpoints/step-*"))
     try:
         if file.exists():
             raise ModelError(f"{file} exists; name another file or remove it")
-        export_gguf(checkpoints[-1] if checkpoints else model, file, weights=options.weights)
-    except ModelError as error:
+        export_gguf(newest(model / "checkpoints", setting="model") or model, file, weights=options.weights)
+    except (CheckpointError, ModelError) as error:
         print(f"export_gguf: {error}", file=sys.stderr)
         return 2
     print(f"{file}   {file.stat().st_size / 1e6:.1f} MB")

@@ -14,6 +14,8 @@ from _common import run_stage
 from lean_harness import PRELUDE, descendants, fake_toolchain, real_toolchain
 
 from align import lean
+from align.checkpoint import save
+from align.config import ConfigError
 from align.data import arithmetic_rows
 from align.evals import encode_prompt
 from align.model import load
@@ -112,10 +114,34 @@ def test_a_signal_is_one_line_and_exit_code_5(caller, monkeypatch, capsys, numbe
     assert signal.getsignal(number) is before and start("run_dir=run", *SAMPLED, "--resume") == 0
 
 
-def test_the_newest_checkpoint_of_a_run_is_the_one_of_the_highest_step(tmp_path):
-    for step in ("step-000060", "step-999999", "step-1000000", "step-2000000.bak"):
-        (tmp_path / "checkpoints" / step).mkdir(parents=True)
-    assert _common.model_directory(tmp_path).name == "step-1000000"
+def run_of(folder, *steps):
+    """A run directory whose checkpoints all hold the checked-in model."""
+    model = load(CHECKPOINT)
+    given = {"model": model, "optimizer": torch.optim.SGD(model.parameters()), "tokenizer_files": CHECKPOINT}
+    for step in steps:
+        save(folder / "checkpoints", step, **given, trainer_state={}, tensors={}, keep=9)
+
+
+def test_the_newest_checkpoint_of_a_run_is_judged_and_a_damaged_one_refused_with_the_way_out(caller, capsys):
+    run_of(caller / "sft", 999_999, 1_000_000)
+    (caller / "sft/checkpoints/step-2000000.bak").mkdir()
+    assert start("run_dir=a", "model.path=sft", "eval.problems=3") == 0
+    assert json.loads((caller / "a/stage_result.json").read_text())["checkpoint"].endswith("step-1000000")
+    weights = caller / "sft/checkpoints/step-1000000/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-100] ^= 1  # as a bad disk does: nothing else sees it
+    weights.write_bytes(data)
+    capsys.readouterr()
+    for words in ([], ["--dry-run"]):
+        assert start("run_dir=b", "model.path=sft", "eval.problems=3", *words) == 2
+        assert capsys.readouterr().err == (
+            f"evaluate: model.path sft: {weights.parent} is not whole: model.safetensors has another sha256 than its manifest says; "
+            f"the newest whole one is older: model.path={weights.parent.parent / 'step-999999'}\n"
+        )
+    assert not (caller / "b").exists()
+    assert start("run_dir=b", f"model.path={weights.parent.parent / 'step-999999'}", "eval.problems=3") == 0
+    with pytest.raises(ConfigError, match=r"^prm\.path sft: .*older: prm\.path="):
+        _common.model_directory(Path("sft"), "prm.path")
 
 
 def test_two_results_are_compared(caller, capsys):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from align.checkpoint import CheckpointError, CheckpointWarning, _files, _load, _save, latest, load, save
+from align.checkpoint import CheckpointError, CheckpointWarning, _files, _load, _save, latest, load, newest, save
 from align.checkpoint._tensor_file import _NAMES, Later, write_tensors
 
 
@@ -145,9 +145,36 @@ def test_falls_back_to_the_newest_whole_one_and_says_so(tmp_path, damage):
         latest(tmp_path)
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_for_its_model_the_newest_is_taken_or_refused_with_the_newest_whole_one(tmp_path, damage):
+    for step in (20, 40, 60):
+        write(tmp_path, step, seed=step)
+    assert newest(tmp_path, setting="model.path") == tmp_path / "step-000060"
+    DAMAGES[damage](tmp_path / "step-000040")
+    assert newest(tmp_path, setting="model.path") == tmp_path / "step-000060", "an older one is not asked about"
+    DAMAGES[damage](tmp_path / "step-000060")
+    if "optimizer" in damage:  # a model does without
+        assert newest(tmp_path, setting="model.path") == tmp_path / "step-000060"
+        return
+    told = {"weights truncated": r"model\.safetensors has \d+ bytes, its manifest says \d+", "config gone": "config.json is missing"}
+    with pytest.raises(CheckpointError, match=told.get(damage, "manifest.json")) as caught:
+        newest(tmp_path, setting="model.path")
+    assert str(caught.value).endswith(f"; the newest whole one is older: model.path={tmp_path / 'step-000020'}")
+    assert str(caught.value).startswith(str(tmp_path / "step-000060"))
+    DAMAGES[damage](tmp_path / "step-000020")
+    with pytest.raises(CheckpointError, match="no older one is whole; name another model"):
+        newest(tmp_path, setting="model.path")
+
+
+def test_for_its_model_too_the_newest_is_what_was_written_last(tmp_path):
+    for step in (999_999, 1_000_000, 7):
+        write(tmp_path, step)
+    assert newest(tmp_path, setting="model.path").name == latest(tmp_path).name == "step-000007"
+
+
 def test_none_where_there_is_none(tmp_path):
-    assert latest(tmp_path) is None
-    assert latest(tmp_path / "absent") is None
+    assert latest(tmp_path) is None and newest(tmp_path, setting="x") is None
+    assert latest(tmp_path / "absent") is None and newest(tmp_path / "absent", setting="x") is None
 
 
 def test_optimizer_files_that_somebody_removed_are_refused_by_name(tmp_path):

@@ -3,6 +3,6 @@
 from align.checkpoint._errors import CheckpointError, CheckpointWarning
 from align.checkpoint._load import Checkpoint, load
 from align.checkpoint._save import Adapter, Saver, save
-from align.checkpoint._shelf import latest
+from align.checkpoint._shelf import latest, newest
 
-__all__ = ["Adapter", "Checkpoint", "CheckpointError", "CheckpointWarning", "Saver", "latest", "load", "save"]
+__all__ = ["Adapter", "Checkpoint", "CheckpointError", "CheckpointWarning", "Saver", "latest", "load", "newest", "save"]

@@ -78,8 +78,8 @@ def read_entry(path: Path) -> Entry:
         raise CheckpointError(f"{path / MANIFEST} can't be read ({error!r}), so the checkpoint is not whole; use another one") from None
 
 
-def check(entry: Entry) -> None:
-    """Compares every file with the manifest, size and sha256.
+def check(entry: Entry, without: str | None = None) -> None:
+    """Compares every file with the manifest, size and sha256; those whose names begin with `without` are not looked at.
 
     One absence is left to the loader, which refuses it by name: optimizer files. A crash can't make it, since the manifest is written last;
     somebody removed them, and to fall back to an older checkpoint would hide that.
@@ -87,8 +87,9 @@ def check(entry: Entry) -> None:
     Raises:
         CheckpointError: names the first file that differs.
     """
-    with ThreadPoolExecutor(min(len(entry.files) or 1, HASHERS)) as pool:
-        reasons = list(pool.map(lambda item: _difference(entry.path / item[0], item[1]), entry.files.items()))
+    files = {name: wanted for name, wanted in entry.files.items() if without is None or not name.startswith(without)}
+    with ThreadPoolExecutor(min(len(files) or 1, HASHERS)) as pool:
+        reasons = list(pool.map(lambda item: _difference(entry.path / item[0], item[1]), files.items()))
     for reason in reasons:
         if reason:
             raise CheckpointError(f"{entry.path} is not whole: {reason}; use another checkpoint")
@@ -108,17 +109,17 @@ def _difference(path: Path, wanted: dict[str, Any]) -> str | None:
     return None if digest == wanted["sha256"] else f"{path.name} has another sha256 than its manifest says"
 
 
-def entries(directory: Path) -> tuple[list[Entry], list[str]]:
-    """The checkpoints that have a manifest, the first written first, and a line for each `step-` directory that has none."""
+def entries(directory: Path) -> tuple[list[Entry], list[tuple[int, str]]]:
+    """The checkpoints that have a manifest, the first written first, and (step, why) of each `step-` directory that has none."""
     found, broken = [], []
-    for path, _, kind in _ours(directory):
+    for path, step, kind in _ours(directory):
         if kind == "partial":
             continue
         try:
             found.append(read_entry(path))
         except CheckpointError as error:
             if kind != "old":
-                broken.append(str(error))
+                broken.append((step, str(error)))
     return sorted(found, key=lambda entry: entry.age), broken
 
 
@@ -130,22 +131,58 @@ def latest(directory: str | os.PathLike[str]) -> Path | None:
     Raises:
         CheckpointError: there are checkpoints, and none is whole.
     """
-    found, broken = entries(Path(directory))
-    for entry in reversed(found):
-        try:
-            check(entry)
-        except CheckpointError as error:
-            broken.append(str(error))
-            continue
+    found, unread = entries(Path(directory))
+    broken = [reason for _, reason in unread]
+    entry = _newest_whole(found, broken)
+    if entry is not None:
         for reason in broken:
-            warnings.warn(f"{reason.split('; use another')[0]}; falling back to {entry.path.name}", CheckpointWarning, stacklevel=2)
+            warnings.warn(f"{_cause(reason)}; falling back to {entry.path.name}", CheckpointWarning, stacklevel=2)
         return entry.path
     if broken:
         raise CheckpointError(
-            f"{directory} holds {len(broken)} checkpoint(s) and none is whole ({broken[-1].split('; use another')[0]}); "
-            "move them away to start at step 0"
+            f"{directory} holds {len(broken)} checkpoint(s) and none is whole ({_cause(broken[-1])}); move them away to start at step 0"
         )
     return None
+
+
+def newest(directory: str | os.PathLike[str], *, setting: str) -> Path | None:
+    """The checkpoint that was written last, for who takes its model and does not train on; None where there is no checkpoint at all.
+
+    Unlike `latest` it falls back to no other: what is asked of an older model would be taken for the newest one's answer. Every file was
+    compared with its sha256, the optimizer's aside, which a model does without.
+
+    Args:
+        setting: what the user names a checkpoint with, such as "model.path", for the message.
+
+    Raises:
+        CheckpointError: it is not whole. The message names the file, what is wrong with it, and the newest older one that is whole.
+    """
+    found, unread = entries(Path(directory))
+    # Without a manifest nothing says when a directory was written; the step does, where it is beyond all that say so.
+    last = max((entry.step for entry in found), default=-1)
+    reasons = [reason for step, reason in sorted(unread, reverse=True) if step > last]
+    entry = _newest_whole(found, reasons, without="optimizer")
+    if reasons:
+        way = f"the newest whole one is older: {setting}={entry.path}" if entry is not None else "no older one is whole; name another model"
+        raise CheckpointError(f"{_cause(reasons[0])}; {way}")
+    return entry.path if entry is not None else None
+
+
+def _newest_whole(found: list[Entry], broken: list[str], without: str | None = None) -> Entry | None:
+    """Of entries in their order; for each that is passed over the reason is added to `broken`."""
+    for entry in reversed(found):
+        try:
+            check(entry, without)
+        except CheckpointError as error:
+            broken.append(str(error))
+            continue
+        return entry
+    return None
+
+
+def _cause(reason: str) -> str:
+    """A complaint about one checkpoint, without its way out."""
+    return reason.split("; use another")[0]
 
 
 def sweep(directory: Path, kinds: tuple[str, ...]) -> None:
