@@ -198,7 +198,7 @@ def test_preflight(fake, tmp_path: Path):
 @pytest.mark.slow
 def test_a_read_only_home_and_tmp_are_no_hindrance(fake, tmp_path: Path):
     """$HOME is read-only in every test here; with /tmp mounted read-only too where this machine lets a test mount."""
-    where = Path(os.environ.get("ALIGN_SCRATCH", "/var/tmp")) / f"align-lean-setup-{os.getpid()}"
+    where = Path(os.environ.get("TEST_TMPDIR", "/var/tmp")) / f"align-lean-setup-{os.getpid()}"  # Bazel's own: it lets a test write there
     mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro none /tmp && exec "$@"', "sh"]
     if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
         mount = []
