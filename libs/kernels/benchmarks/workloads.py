@@ -277,24 +277,19 @@ def vocabulary_tuning() -> Iterator[tuple[str, str, list[dict[str, int]], Callab
             return [lambda: _linear_loss._launch_slope(logits, ids, None, floats, floats)]
         return [lambda: _linear_loss._launch_rows(logits, ids, None, 0.0, 0.0, True)]
 
-    def samples(size: int) -> Functions:
-        return [sampling_case(64, size, True), sampling_case(64, size, False)]
-
     pairs = ((32768, 32), (32768, 16), (16384, 16), (8192, 16), (8192, 8), (4096, 8), (4096, 4), (2048, 4))
     for size in (32768, 128256):
         key = str(1 << (size - 1).bit_length())
         fits = [p for p in pairs if p[0] <= 16384 or size <= 32768]
         yield "cross_entropy_rows", key, listed("block warps", *fits), functools.partial(rows, size, False)
         yield "logprob_slope", key, grid(block=(2048, 4096, 8192), warps=(4, 8)), functools.partial(rows, size, True)
-        yield (
-            "sample",
-            key,
-            grid(block=(2048, 4096, 8192), warps=(8, 16, 32), share=(4096, 8192, 16384)),
-            functools.partial(samples, size),
-        )
+        shapes = grid(block=(2048, 4096, 8192), warps=(8, 16, 32), share=(4096, 8192, 16384))
+        yield "sample", key, shapes, lambda size=size: [sampling_case(64, size, False, True)]
+        rows_alone = grid(block=(2048, 4096, 8192), warps=(8, 16, 32))
+        yield "sample_row", key, rows_alone, lambda size=size: [sampling_case(64, size, True, False)]
 
 
-def sampling_case(rows: int, size: int, filtered: bool, counted: bool = True) -> Callable[[], Any]:
+def sampling_case(rows: int, size: int, filtered: bool, counted: bool) -> Callable[[], Any]:
     logits = rand(rows, size, scale=3.0)
     full = lambda value, dtype: torch.full((rows,), value, device="cuda", dtype=dtype)  # noqa: E731
     keys, positions = torch.arange(rows, device="cuda"), torch.arange(rows, device="cuda")

@@ -323,22 +323,27 @@ def sampling(device, dtype, large):
     options[0][0], logits[0] = 0.0, 0.0  # the most likely token where exp makes equals of it and others
     logits[0, 5], logits[0, 9] = 1e-9, 2e-9
     logits[1::5, vocabulary // 3 :] = float("-inf")  # whole parts of a row that no token can be drawn from
-    wanted, own_wanted, plain_wanted = _sampling.reference(logits, keys, positions, *options)
     counters, found = torch.zeros(rows, dtype=torch.int32, device=device), {}
-    small = {} if large else {"sample": {"block": 256, "warps": 4, "share": vocabulary // 4 + 1}}
-    for name, counted in {"sample": None, "sample, in parts": counters}.items():
-        with poisoned(), mock.patch.dict(_runtime.trial, small):
-            tokens, own, plain = kernels.sample(logits, keys, positions, *options, counters=counted)
-            some = [x[3:8] for x in (logits, keys, positions, *options)]
+    wanted = _sampling.reference(logits, keys, positions, *options)
+    unfiltered = options[0], torch.zeros_like(options[1]), torch.ones_like(options[2]), torch.zeros_like(options[3])
+    wanted_unfiltered = _sampling.reference(logits, keys, positions, *unfiltered)
+    small = {} if large else {"sample": {"block": 256, "warps": 2, "share": vocabulary // 4 + 1}, "sample_row": {"block": 256, "warps": 2}}
+    cases = {"a row in registers": (32768, None), "a row in the cache": (0, None), "in parts": (32768, counters)}
+    for name, (whole, counted) in cases.items():
+        given, truth = (options, wanted) if counted is None else (unfiltered, wanted_unfiltered)
+        with poisoned(), mock.patch.dict(_runtime.trial, small), mock.patch.object(_sampling, "WHOLE", whole):
+            drawn = kernels.sample(logits, keys, positions, *given, counters=counted)
+            some = [x[3:8] for x in (logits, keys, positions, *given)]
             again = kernels.sample(*some, counters=counted)
+        tokens, own, plain = drawn
         assert tokens[0] == 9 and not counters.any()
-        assert all(torch.equal(a, b[3:8]) for a, b in zip(again, (tokens, own, plain), strict=True))  # in any batch
-        same = tokens == wanted
-        assert same.sum() >= rows - rows // 256  # at a cut, or in a photo finish, fp32 may decide otherwise
-        assert (plain - plain_wanted)[same].abs().max() < 1e-4
+        assert all(torch.equal(a, b[3:8]) for a, b in zip(again, drawn, strict=True))  # in any batch
+        same = tokens == truth[0]
+        assert same.sum() >= rows - rows // 256, name  # at a cut, or in a photo finish, fp32 may decide otherwise
+        assert (plain - truth[2])[same].abs().max() < 1e-4, name
         # one token more or less in a kept set of thousands moves its mass a little
-        assert ((own - own_wanted)[same].abs() < 1e-4).sum() >= same.sum() - rows // 128
-        found[name] = {"tokens that differ": (~same).sum().item(), "logprob": (plain - plain_wanted)[same].abs().max().item()}
+        assert ((own - truth[1])[same].abs() < 1e-4).sum() >= same.sum() - rows // 128, name
+        found[f"sample, {name}"] = {"tokens that differ": (~same).sum().item(), "logprob": (plain - truth[2])[same].abs().max().item()}
     return found
 
 

@@ -14,8 +14,10 @@ from torch import Tensor
 from align.kernels import _runtime
 from align.kernels._runtime import KernelError
 
-# share: tokens of a program where a row is cut. Of the vocabulary alone, so that a row's bits don't depend on the batch.
-SAMPLE = {"block": 8192, "warps": 16, "share": 8192}
+# Rows without filters, each by several programs. share: tokens of one; of the vocabulary alone, so that bits don't depend on the batch.
+SAMPLE = {"block": 2048, "warps": 16, "share": 8192}
+SAMPLE_ROW = {"block": 8192, "warps": 16}  # a program a row
+WHOLE = 32768  # tokens of a row that a program holds in registers, to look for thresholds
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
@@ -40,9 +42,10 @@ def sample(
         top_k: (B,), int32: keep the k most likely tokens and their equals; 0 is off.
         top_p: (B,), fp32: of these, the most likely until their share reaches top_p, the crossing one and its equals included; 1 is off.
         min_p: (B,), fp32: keep tokens at least min_p times as likely as the most likely one; 0 is off.
-        counters: int32 zeros, at least B of them, kept by the caller for all calls on one stream, and zeros again after each: with them the
-            GPU reads a row without filters by several programs. Another order of summing: the last bits of the log-probabilities, and a
-            draw whose first two are closer than that, may differ from those without.
+        counters: for rows without filters alone (not checked, and filters are not read): int32 zeros, at least B of them, kept by the
+            caller for all calls on one stream, and zeros again after each. With them several programs on the GPU read a row. Another order
+            of summing: the last bits of the log-probabilities, and a draw whose first two are closer than that, may differ from those
+            without.
 
     Returns:
         tokens (B,) int64; their log-probability under what was sampled from, after temperature and filters; and under softmax(logits): both
@@ -134,7 +137,8 @@ def _sample(
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     own, plain = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
-    c = _runtime.config(logits, "sample", _runtime.power_of_two(vocabulary), SAMPLE)
+    op, default = ("sample_row", SAMPLE_ROW) if counters is None else ("sample", SAMPLE)
+    c = _runtime.config(logits, op, _runtime.power_of_two(vocabulary), default)
     share = vocabulary if counters is None else min(c["share"], vocabulary)
     parts, block = _runtime.cdiv(vocabulary, share), min(c["block"], _runtime.power_of_two(share))
     partial = own if parts == 1 else torch.empty(rows * parts * 4, dtype=torch.float32, device=logits.device)
@@ -144,7 +148,8 @@ def _sample(
             _vocabulary_kernels.sample[(rows, parts)](
                 logits, token_words(vocabulary, logits.device), keys, positions, temperature, top_k, top_p, min_p, tokens, own, plain,
                 partial, candidates, tokens if counters is None else counters, logits.stride(0), vocabulary,
-                SHARE=share, PARTS=parts, PADDED=_runtime.power_of_two(parts), BLOCK=block, num_warps=max(1, min(c["warps"], block // 128)),
+                SHARE=share, PARTS=parts, PADDED=_runtime.power_of_two(parts), BLOCK=block,
+                WHOLE=_runtime.power_of_two(vocabulary) if vocabulary <= WHOLE else 0, num_warps=max(1, min(c["warps"], block // 128)),
             )  # fmt: skip
     return tokens, own, plain
 

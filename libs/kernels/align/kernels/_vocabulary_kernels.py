@@ -134,6 +134,22 @@ def _reached(base, vocabulary, peak, heat, floor, step, BLOCK: tl.constexpr, COU
 
 
 @triton.jit
+def _floor_bits(e, wanted, COUNT: tl.constexpr):
+    """Bits of the largest float that so many of `e`, or so much of their sum, are at least; if the number is met before, of a smaller one
+    with none in between."""
+    bits = 0
+    step = 1 << 29
+    while step > 0:
+        unit = tl.full(e.shape, 1, tl.int32) if COUNT else e
+        got = tl.sum(tl.where(e >= _float(bits + step), unit, 0), 0)
+        bits = tl.where(got >= wanted, bits + step, bits)
+        step = step // 2
+        if COUNT:
+            step = tl.where(got == wanted, 0, step)
+    return bits
+
+
+@triton.jit
 def _race(base, words, first, end, peak, heat, greedy, floor, low, high, BLOCK: tl.constexpr):
     """Of tokens first .. end - 1: the best score, its token, the sum of kept exponentials, that of all at temperature 1; against `peak`."""
     lane = tl.arange(0, BLOCK)
@@ -165,12 +181,13 @@ def _race(base, words, first, end, peak, heat, greedy, floor, low, high, BLOCK: 
 @triton.jit
 def sample(
     logits, words, keys, positions, temperatures, top_ks, top_ps, min_ps, tokens, owns, plains, partial, candidates, counters,
-    stride, vocabulary, SHARE: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    stride, vocabulary, SHARE: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """A row of PARTS programs, SHARE tokens each; the one that ends last joins them (`counters` count, and are 0 again afterwards).
+    """A row a program, with filters; or without in PARTS programs, SHARE tokens each, of which the one that ends last joins them
+    (`counters` count, and are 0 again afterwards).
 
-    Filters need thresholds of the whole row, so such a row is its first program's alone. A threshold is found two bits of a float at a
-    time: 15 passes over the row, which stays in the cache.
+    A filter's threshold is found bit by bit: in registers, where they hold the row (WHOLE tokens of them), else two bits at a time in 15
+    passes over the row, which stays in the cache.
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -179,73 +196,83 @@ def sample(
     temperature = tl.load(temperatures + row)
     greedy = temperature == 0
     heat = tl.where(greedy, 1.0, temperature)
-    top_k = tl.minimum(tl.load(top_ks + row), vocabulary)
-    top_p = tl.load(top_ps + row)
-    min_p = tl.load(min_ps + row)
-    filtered = ((top_k > 0) | (top_p < 1) | (min_p > 0)) & (temperature != 0)
     first = part * SHARE
     end = tl.minimum(first + SHARE, vocabulary)
-    if filtered:
-        end = tl.where(part == 0, vocabulary, 0)
-    if first < end:
-        peaks = tl.full((BLOCK,), NEGATIVE, tl.float32)
-        for start in range(first, end, BLOCK):
-            peaks = tl.maximum(peaks, tl.load(base + start + lane, mask=start + lane < end, other=NEGATIVE).to(tl.float32))
-        peak = tl.max(peaks, 0)
+    peaks = tl.full((BLOCK,), NEGATIVE, tl.float32)
+    for start in range(first, end, BLOCK):
+        peaks = tl.maximum(peaks, tl.load(base + start + lane, mask=start + lane < end, other=NEGATIVE).to(tl.float32))
+    peak = tl.max(peaks, 0)
 
+    floor = 0.0
+    if PARTS == 1:
         floor_bits = 0
-        if top_k > 0 and not greedy:
-            for i in range(15):  # the largest floor that at least k reach: the k-th largest value
-                step = 1 << (28 - 2 * i)
-                n1, n2, n3 = _reached(base, vocabulary, peak, heat, floor_bits, step, BLOCK, True)
-                floor_bits += step * ((n1 >= top_k).to(tl.int32) + (n2 >= top_k).to(tl.int32) + (n3 >= top_k).to(tl.int32))
-        if top_p < 1 and not greedy:
-            # the step of 0 asks about the floor itself
-            wanted, _m, _n = _reached(base, vocabulary, peak, heat, floor_bits, 0, BLOCK, False)
-            if top_k > 0:  # equals of the k-th beyond the k-th do not count
-                reaching, _k, _l = _reached(base, vocabulary, peak, heat, floor_bits, 0, BLOCK, True)
-                wanted -= (reaching - top_k).to(tl.float32) * _float(floor_bits)
-            wanted *= top_p
-            bits = 0
-            for i in range(15):  # the largest floor whose mass reaches the share
-                step = 1 << (28 - 2 * i)
-                m1, m2, m3 = _reached(base, vocabulary, peak, heat, bits, step, BLOCK, False)
-                bits += step * ((m1 >= wanted).to(tl.int32) + (m2 >= wanted).to(tl.int32) + (m3 >= wanted).to(tl.int32))
-            floor_bits = tl.maximum(floor_bits, bits)
-        floor = tl.maximum(_float(floor_bits), min_p)
+        top_k = tl.minimum(tl.load(top_ks + row), vocabulary)
+        top_p = tl.load(top_ps + row)
+        if WHOLE > 0:
+            if ((top_k > 0) | (top_p < 1)) & (temperature != 0):
+                at = tl.arange(0, WHOLE)
+                x = tl.load(base + at, mask=at < vocabulary, other=NEGATIVE).to(tl.float32)
+                e = tl.where(at < vocabulary, tl.exp((x - peak) / heat), 0.0)
+                if top_k > 0:
+                    floor_bits = _floor_bits(e, top_k, True)
+                if top_p < 1:
+                    mass = tl.sum(tl.where(e >= _float(floor_bits), e, 0.0), 0)
+                    if top_k > 0:  # equals of the k-th beyond the k-th do not count
+                        mass -= (tl.sum((e >= _float(floor_bits)).to(tl.int32), 0) - top_k).to(tl.float32) * _float(floor_bits)
+                    floor_bits = tl.maximum(floor_bits, _floor_bits(e, mass * top_p, False))
+        else:
+            if top_k > 0 and not greedy:
+                for i in range(15):  # the largest floor that at least k reach: the k-th largest value
+                    step = 1 << (28 - 2 * i)
+                    n1, n2, n3 = _reached(base, vocabulary, peak, heat, floor_bits, step, BLOCK, True)
+                    floor_bits += step * ((n1 >= top_k).to(tl.int32) + (n2 >= top_k).to(tl.int32) + (n3 >= top_k).to(tl.int32))
+            if top_p < 1 and not greedy:
+                # the step of 0 asks about the floor itself
+                wanted, _m, _n = _reached(base, vocabulary, peak, heat, floor_bits, 0, BLOCK, False)
+                if top_k > 0:
+                    reaching, _k, _l = _reached(base, vocabulary, peak, heat, floor_bits, 0, BLOCK, True)
+                    wanted -= (reaching - top_k).to(tl.float32) * _float(floor_bits)
+                wanted *= top_p
+                bits = 0
+                for i in range(15):  # the largest floor whose mass reaches the share
+                    step = 1 << (28 - 2 * i)
+                    m1, m2, m3 = _reached(base, vocabulary, peak, heat, bits, step, BLOCK, False)
+                    bits += step * ((m1 >= wanted).to(tl.int32) + (m2 >= wanted).to(tl.int32) + (m3 >= wanted).to(tl.int32))
+                floor_bits = tl.maximum(floor_bits, bits)
+        floor = tl.maximum(_float(floor_bits), tl.load(min_ps + row))
 
-        key = _stir64(
-            tl.load(keys + row).to(tl.uint64, bitcast=True) + tl.load(positions + row).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
-        )
-        top, token, kept_mass, plain_mass = _race(
-            base, words, first, end, peak, heat, greedy, floor, key.to(tl.uint32), (key >> 32).to(tl.uint32), BLOCK
-        )
-        last = True
-        if PARTS > 1 and not filtered:
-            at = (row * PARTS + part) * 4
-            tl.store(partial + at, peak)
-            tl.store(partial + at + 1, top)
-            tl.store(partial + at + 2, kept_mass)
-            tl.store(partial + at + 3, plain_mass)
-            tl.store(candidates + row * PARTS + part, token)
-            tl.debug_barrier()  # this program's stores, then the count
-            last = tl.atomic_add(counters + row, 1, sem="acq_rel") == PARTS - 1
-            if last:
-                index = tl.arange(0, PADDED)
-                here = index < PARTS
-                of = (row * PARTS + index) * 4
-                peaks_of = tl.load(partial + of, mask=here, other=NEGATIVE, cache_modifier=".cg")
-                peak = tl.max(peaks_of, 0)
-                fade = tl.exp((peaks_of - peak) / heat)
-                scores = tl.load(partial + of + 1, mask=here, other=-1.0, cache_modifier=".cg")
-                scores = tl.where(here, tl.where(greedy, tl.where(peaks_of == peak, 1.0, 0.0), scores * fade), -1.0)
-                found = tl.load(candidates + row * PARTS + index, mask=here, other=0x7FFFFFFF, cache_modifier=".cg")
-                token = tl.min(tl.where(scores == tl.max(scores, 0), found, 0x7FFFFFFF), 0)
-                kept_mass = tl.sum(tl.load(partial + of + 2, mask=here, other=0.0, cache_modifier=".cg") * fade, 0)
-                plain_mass = tl.sum(tl.load(partial + of + 3, mask=here, other=0.0, cache_modifier=".cg") * tl.exp(peaks_of - peak), 0)
-                tl.store(counters + row, 0)
+    key = _stir64(
+        tl.load(keys + row).to(tl.uint64, bitcast=True) + tl.load(positions + row).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
+    )
+    top, token, kept_mass, plain_mass = _race(
+        base, words, first, end, peak, heat, greedy, floor, key.to(tl.uint32), (key >> 32).to(tl.uint32), BLOCK
+    )
+    last = True
+    if PARTS > 1:
+        at = (row * PARTS + part) * 4
+        tl.store(partial + at, peak)
+        tl.store(partial + at + 1, top)
+        tl.store(partial + at + 2, kept_mass)
+        tl.store(partial + at + 3, plain_mass)
+        tl.store(candidates + row * PARTS + part, token)
+        tl.debug_barrier()  # this program's stores, then the count
+        last = tl.atomic_add(counters + row, 1, sem="acq_rel") == PARTS - 1
         if last:
-            own = tl.load(base + token).to(tl.float32) - peak
-            tl.store(tokens + row, token.to(tl.int64))
-            tl.store(plains + row, own - tl.log(plain_mass))
-            tl.store(owns + row, tl.where(greedy, 0.0, own / heat - tl.log(kept_mass)))
+            index = tl.arange(0, PADDED)
+            here = index < PARTS
+            of = (row * PARTS + index) * 4
+            peaks_of = tl.load(partial + of, mask=here, other=NEGATIVE, cache_modifier=".cg")
+            peak = tl.max(peaks_of, 0)
+            fade = tl.exp((peaks_of - peak) / heat)
+            scores = tl.load(partial + of + 1, mask=here, other=-1.0, cache_modifier=".cg")
+            scores = tl.where(here, tl.where(greedy, tl.where(peaks_of == peak, 1.0, 0.0), scores * fade), -1.0)
+            found = tl.load(candidates + row * PARTS + index, mask=here, other=0x7FFFFFFF, cache_modifier=".cg")
+            token = tl.min(tl.where(scores == tl.max(scores, 0), found, 0x7FFFFFFF), 0)
+            kept_mass = tl.sum(tl.load(partial + of + 2, mask=here, other=0.0, cache_modifier=".cg") * fade, 0)
+            plain_mass = tl.sum(tl.load(partial + of + 3, mask=here, other=0.0, cache_modifier=".cg") * tl.exp(peaks_of - peak), 0)
+            tl.store(counters + row, 0)
+    if last:
+        own = tl.load(base + token).to(tl.float32) - peak
+        tl.store(tokens + row, token.to(tl.int64))
+        tl.store(plains + row, own - tl.log(plain_mass))
+        tl.store(owns + row, tl.where(greedy, 0.0, own / heat - tl.log(kept_mass)))

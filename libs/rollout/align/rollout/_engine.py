@@ -29,6 +29,7 @@ class Options:
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
+    filtered: bool = False  # whether any of the filters does something: a kernel of its own, so a graph of its own
 
     @classmethod
     def new(cls, rows: int, device: torch.device) -> Options:
@@ -40,6 +41,7 @@ class Options:
         self.top_k.fill_(min(params.top_k, 2**31 - 1))
         self.top_p.fill_(params.top_p)
         self.min_p.fill_(params.min_p)
+        self.filtered = params.filtered and params.temperature > 0
 
     def of(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.temperature[:count], self.top_k[:count], self.top_p[:count], self.min_p[:count]
@@ -66,7 +68,7 @@ class Engine:
         self.options = Options.new(rows, device)
         self._counters = torch.zeros(rows, dtype=torch.int32, device=device)
         self._all = torch.arange(rows, device=device)
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.idle(self._all)
 
@@ -95,9 +97,10 @@ class Engine:
             for _ in range(steps):
                 self._step(count)
             return
-        if (count, steps) not in self._graphs:
-            self._graphs[count, steps] = self._capture(count, steps)
-        self._graphs[count, steps].replay()
+        key = count, steps, self.options.filtered
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(count, steps)
+        self._graphs[key].replay()
 
     def draw(self, hidden: Tensor, rows: Tensor) -> None:
         """The first token of these rows (k,), from the prompts' last hidden states (k, D); their state is set."""
@@ -143,7 +146,8 @@ class Engine:
         return self._draw(logits, state[KEY], state[NEXT])
 
     def _draw(self, logits: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, own, raw = kernels.sample(logits, keys, positions, *self.options.of(len(logits)), counters=self._counters)
+        counters = None if self.options.filtered else self._counters
+        tokens, own, raw = kernels.sample(logits, keys, positions, *self.options.of(len(logits)), counters=counters)
         # strict: in the arithmetic of the trainer's log-probabilities
         return tokens, own, kernels.logprob(logits, tokens) if self.strict else raw
 
