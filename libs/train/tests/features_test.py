@@ -373,6 +373,18 @@ def test_the_watchdog_names_the_rank_that_is_silent(monkeypatch):
     assert message.startswith("rank 1 has not been heard of for") and "it was at step 3, rank 0 is at step 3" in message
 
 
+def test_the_watchdog_names_the_rank_that_stopped_as_it_began(monkeypatch):
+    monkeypatch.setattr("align.train._watchdog.BEAT_S", 0.02)
+    board, messages, ended = Board(), [], threading.Event()
+    first = Watchdog(Ranks(0, 2), 60.0, store=board, silent=0.3, end=lambda message: messages.append(message) or ended.set())
+    second = Watchdog(Ranks(1, 2), 60.0, store=board)
+    second._watch = lambda: None  # its thread never speaks
+    with second, first:
+        first.progress("step 1")
+        assert ended.wait(5)
+    assert messages[0].startswith("rank 1 has not been heard of for") and "it was at the start, rank 0 is at step 1" in messages[0]
+
+
 def test_the_watchdog_names_the_rank_that_is_behind(monkeypatch):
     def act(first, second):
         for step in range(3):

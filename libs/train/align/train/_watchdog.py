@@ -61,6 +61,7 @@ class Watchdog:
 
                 self._store = _get_default_store()
             self._moved = time.monotonic()
+            self._tell(0)  # at once: of a rank that stops before its thread first speaks, the others would know nothing
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
         return self
@@ -88,12 +89,17 @@ class Watchdog:
                 self._end(message)
                 return
 
+    def _tell(self, beats: int) -> list[Any]:
+        own = [beats, *self._told, self._signs()]
+        if self._store is not None:
+            self._store.set(f"align/beat/{self._ranks.rank}", json.dumps(own))
+        return own
+
     def _exchange(self, beats: int) -> dict[int, list[Any]]:
         """[beats, progress, where, sign] of every rank that has said something."""
-        own = [beats, *self._told, self._signs()]
+        own = self._tell(beats)
         if self._store is None:
             return {self._ranks.rank: own}
-        self._store.set(f"align/beat/{self._ranks.rank}", json.dumps(own))
         keys = {rank: f"align/beat/{rank}" for rank in range(self._ranks.world)}
         return {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
 
