@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 from rl_gpu import CASES, TINY, one
+from rl_stage_cases import STAGES
 
-PROGRAM = Path(__file__).absolute().parents[1] / "benchmarks/rl_gpu.py"
+PROGRAM = STAGES / "benchmarks/rl_gpu.py"
 
 
 def small(name, tmp_path):
