@@ -203,12 +203,15 @@ def test_a_read_only_home_and_tmp_are_no_hindrance(fake, tmp_path: Path):
     if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
         mount = []
     shutil.copytree(tmp_path, where / "t")
-    shutil.copy(SCRIPT, where / "t/setup.sh")  # the repository itself may lie under /tmp
+    for file in (SCRIPT, ROOT / "libs/lean/align/lean/PINS.json"):  # the repository itself may lie under /tmp
+        copied = where / "t" / file.relative_to(ROOT)
+        copied.parent.mkdir(parents=True)
+        shutil.copy(file, copied)
     try:
         (where / "t/home").chmod(0o555)
         environment = {"PATH": f"{where}/t/bin:{os.environ['PATH']}", "HOME": str(where / "t/home"), "TMPDIR": "/tmp"}
         environment |= {"FAKE_SELF": str(where / "t/fake.sh"), "FAKE_ARCHIVE": str(where / "t/archive.tar.gz")}
-        command = [*mount, "bash", str(where / "t/setup.sh"), str(where / "lean")]
+        command = [*mount, "bash", str(where / "t" / SCRIPT.relative_to(ROOT)), str(where / "lean")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
         assert list((where / "t/home").iterdir()) == []
