@@ -55,6 +55,27 @@ F 1 ~ 1.0000001
 F 0.0000001 ~ 0.0000002
 T [\sqrt2,\sqrt[4]{4}] ~ \{\sqrt2\}
 F x=5 ~ y=5
+F \sin^2x+\cos^2x=1 ~ x^2+y^2=4
+F \sqrt2x=x\sqrt2 ~ 2x+y=3
+F 0=x ~ x=x
+F 5 >> \boxed{5\text{ at most}}
+F 5 >> \boxed{5\text{ to six}}
+F 5 >> \boxed{5\text{ twenty-five}}
+F 5 >> \boxed{5\text{k}}
+F 20\%\text{ increase} ~ 20\%\text{ decrease}
+T 3!! ~ 3
+T 6!! ~ 48
+F \frac{dy}{dx}=2x ~ \frac{y}{x}=2x
+T 180^\circ ~ \pi\text{ radians}
+F 180^\circ ~ 180\text{ radians}
+F \{\{1\},2\} ~ \{1,2\}
+F (3,5) ~ y=3, x=5
+F \begin{pmatrix}1&2\end{pmatrix} >> \boxed{\begin{pmatrix}1&&2\end{pmatrix}}
+F 2 hours 30 hours ~ 32 hours
+T 2 hours 30 minutes ~ 150 minutes
+F P(A)=1, P(B)=2 ~ P(A)=2, P(B)=1
+F 5 ~ 5=5
+T 5 ~ 2+3=5
 T x=5 ~ 5
 F x=3=5 ~ 5
 F x=3=5 ~ x=5
@@ -230,6 +251,7 @@ F 5 >> \boxed{5} or \boxed{6}
 F 1 >> Final answer: x^2 + 2x + 1
 F B >> \boxed{\text{(B)}, 17}
 T 5 >> #### 5
+F 5 >> Final answer: it is 6, not 5
 """
 
 

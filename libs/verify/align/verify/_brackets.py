@@ -130,15 +130,22 @@ def matrix(g: Grammar, name: str) -> Read:
     g.enter()
     rows: list[Read] = []
     row: list[Read] = []
+    separators = 0
     while True:
-        if g.is_cmd(f"end:{name}"):
+        ends = g.is_cmd(f"end:{name}")
+        if (g.is_op("&") or ((ends or g.is_cmd("\\")) and row)) and len(row) <= separators:
+            raise Unreadable("an empty cell")
+        if ends:
             g.at += 1
             break
         if g.is_cmd("\\"):
             g.at += 1
             rows.append(row)
-            row = []
-        elif g.is_op("&") or g.is_cmd("hline"):
+            row, separators = [], 0
+        elif g.is_op("&"):
+            g.at += 1
+            separators += 1
+        elif g.is_cmd("hline"):
             g.at += 1
         else:
             row.append(op.as_value(g.expression()))

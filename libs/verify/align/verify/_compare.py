@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 from align.verify import _tree as tree
@@ -41,14 +42,20 @@ def equal(a: Value, b: Value) -> bool | None:
     return _mixed(a, b)
 
 
+_MEANT = re.compile(r"[^\W_]|(?<=[0-9])[.:,'](?=[0-9])|(?<![^\W_])[.-](?=[0-9])|(?<=[0-9])[ -]+(?=[0-9])|[<>=+*/^_%\\|!?]")
+
+
 def _text(value: Value) -> str:
+    """Words as they are compared: without blanks and marks, except for those that belong to a number or a formula."""
     words = value.info if value.kind == "text" else value.source
-    return "".join(c for c in words.lower() if c.isalnum())
+    return "".join(_MEANT.findall(words.lower()))
 
 
 def _same_name(a: str, b: str) -> bool:
-    """Names agree when they are one, or when only one of them has an index."""
-    return a == b or (("_" in a) != ("_" in b) and a.partition("_")[0] == b.partition("_")[0])
+    """Names agree when they are one, when only one of them has an index or arguments, or when one is a word for the other's letter."""
+    if a == b or (a[0] == "\\") != (b[0] == "\\"):
+        return True
+    return any((mark in a) != (mark in b) and a.partition(mark)[0] == b.partition(mark)[0] for mark in "_(")
 
 
 def _consistent(value: Value) -> bool:
@@ -64,6 +71,9 @@ def _scalar(a: Value, b: Value) -> bool | None:
         a = _measured(a, b.unit)
     x, y = a.node, b.node
     if a.unit and b.unit:
+        if a.unit.dimensions != b.unit.dimensions and {a.unit.dimensions, b.unit.dimensions} == units.ANGLES:
+            turn = tree.mul(tree.PI, tree.rational(Fraction(1, 180)))
+            return same(tree.mul(x, turn) if _is(a, units.DEGREE) else x, tree.mul(y, turn) if _is(b, units.DEGREE) else y)
         if units.conflict(a.unit, b.unit):
             return False
         if a.unit.dimensions == b.unit.dimensions and a.unit.scale != b.unit.scale:
@@ -145,7 +155,7 @@ def _all(results: Read) -> bool | None:
 
 
 def _in_order(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool | None:
-    return _all(equal(x, y) for x, y in zip(a, b, strict=True)) if len(a) == len(b) else False
+    return _all(_as_member(x, y) for x, y in zip(a, b, strict=True)) if len(a) == len(b) else False
 
 
 def _same_members(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool | None:
@@ -162,7 +172,7 @@ def _cover(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool | None:
         spend(1 + len(b) // 4)
         alike = sorted(b, key=lambda other: not _looks_alike(item, other))
         for other in alike:
-            found = equal(item, other)
+            found = _as_member(item, other)
             if found:
                 break
             undecided |= found is None
@@ -171,12 +181,22 @@ def _cover(a: tuple[Value, ...], b: tuple[Value, ...]) -> bool | None:
     return True
 
 
+def _as_member(a: Value, b: Value) -> bool | None:
+    """Equality inside of a list, set or tuple, where {1} is not 1."""
+    return equal(a, b) if (a.kind == "set" and a.info == "finite") == (b.kind == "set" and b.info == "finite") else False
+
+
 def _looks_alike(a: Value, b: Value) -> bool:
     """A first guess at which members belong together: the same tree."""
     return a.node is not None and b.node is not None and a.node[:2] == b.node[:2] and (a.node == b.node or a.node[0] in "qd")
 
 
 def _list(a: Value, b: Value) -> bool | None:
+    if (a.info == "or") != (b.info == "or") and all(len({item.name for item in value.items} - {None}) > 1 for value in (a, b)):
+        return False  # x = 1 or y = 2
+    labels = [[item.unit.words for item in value.items if item.unit] for value in (a, b)]
+    if sorted(labels[0]) == sorted(labels[1]) and len(set(labels[0])) == len(labels[0]) == len(a.items) == len(b.items):
+        return _in_order(a.items, tuple(b.items[labels[1].index(label)] for label in labels[0]))  # 5 boys, 3 girls
     found = _same_members(a.items, b.items)
     return _mixed(a, b) if found is False and any(item.kind == "inequality" for item in a.items) else found
 
@@ -239,8 +259,9 @@ def _mixed(a: Value, b: Value) -> bool | None:
         return _in_order(tuple(cells), other.items) if line and other.info == "()" else False
     if kinds == {"list", "tuple"} and not any(item.kind == "inequality" for item in (*a.items, *b.items)):
         other = a if a.kind == "tuple" else b
-        plain = (b if a.kind == "tuple" else a).info == "," and other.info == "()"
-        return _in_order(a.items, b.items) if plain else False
+        listed = b if a.kind == "tuple" else a
+        members = _as_point(listed, other.name) if other.info == "()" else None
+        return _in_order(members, other.items) if members else False
     if kinds == {"list", "set"}:
         other = a if a.kind == "set" else b
         if other.info == "finite":
@@ -259,6 +280,19 @@ def _mixed(a: Value, b: Value) -> bool | None:
         repeated = many.kind == "list" and 1 < len(many.items) < 5 and len({item.name for item in many.items}) == 1
         return _all(equal(item, one) for item in many.items) if alone or repeated else False  # one value, in several forms
     return _as_real_sets(a, b)
+
+
+def _as_point(listed: Value, order: str | None) -> tuple[Value, ...] | None:
+    """The members of a list as the coordinates of a point: y = 5, x = 3 is (3, 5), in the order of the letters or of `order`, (y, x)."""
+    given = [item.name for item in listed.items]
+    if not any(given) or all(name and name[0] == "(" for name in given):
+        return listed.items if listed.info == "," else None
+    if listed.info not in (",", "and") or None in given or len(set(given)) < len(given):
+        return None  # x = 3, x = 5 is no point
+    wanted = order.strip("()").split(",") if order else sorted(given, key=lambda name: (name.partition("_")[0], len(name), name))
+    if set(wanted) != set(given) or not all(len(name.partition("_")[0]) == 1 for name in given):
+        return listed.items if wanted == given or not order else None
+    return tuple(listed.items[given.index(name)] for name in wanted)
 
 
 def _as_real_sets(a: Value, b: Value) -> bool | None:

@@ -32,6 +32,14 @@ _NUMBER = re.compile(
 _SHORT = re.compile(r"(?!.*\*\*)(?!.*[A-Za-z]:)[\x20-\x7e\u00b0-\u00be\u03c0\u2200-\u22ff]+")  # one line that may be an answer by itself
 _SAID = re.compile(r"\b(?:it|is|was|are|the|they|he|she|get|so|thus|hence|there|we|have|has)\b", re.I)
 _BECAUSE = re.compile(r"\b(?:because|since)\b")
+# Before the number of a sentence: what says that it is not the answer, or not the only one.
+_HEDGE = re.compile(
+    r"(?:\bnot|n't)\W+(?:\w{1,20}\W+){0,3}\Z|[0-9$)\]][^.\n]{0,40}\bor\b|\bbetween\W+[0-9]"
+    r"|\b(?:cannot|can't|unable to|impossible to|don't know|not sure|unclear|undetermined|maybe|perhaps|possibly)\b"
+    r"|\b(?:may|might|could)(?: also)? be\b",
+    re.I,
+)
+_SAYS = re.compile(r"\s*(?:the )?(?:final |correct )?answer is:?(?=[\s$\\])", re.I)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _PROSE = re.compile(r"(?<!\\)\b[a-z]{3,}\s+[a-z]{3,}\b|\?")
 _CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>")
@@ -145,7 +153,8 @@ def _explicit(text: str) -> Extraction | None:
         marker, start = "hash", mark + 4
     if len(body) > MAX_ANSWER:
         return Extraction(None, marker, start, True)
-    body = body.strip()
+    says = _SAYS.match(body) if marker == "answer_tag" else None
+    body = body[says.end() if says else 0 :].strip()
     if marker == "hash":
         body = body.lstrip("# ")
     return Extraction(body or None, marker, start)
@@ -233,6 +242,8 @@ def _of_sentence(tail: str) -> str:
     if "$" not in line and "\\(" not in line and "\\[" not in line and (len(line.split()) <= 3 or not _WORD.search(line)):
         return line[: MAX_ANSWER + 1]
     found = _last_math_or_number(tail)
+    if found and _HEDGE.search(tail, max(0, found.start - 400), found.start):
+        return line[:MAX_ANSWER]
     return found.answer if found and found.answer else line[:MAX_ANSWER]
 
 

@@ -163,10 +163,10 @@ class Grammar:
                 left = self.raise_to(left)
             elif value == "!":
                 self.at += 1
-                if self.is_op("="):
+                if self.is_op("=") and not self.peek().spaced:
                     self.at -= 1
                     return left
-                left = tree.fact(op.plain(left))
+                left = numerals.factorial(self, left)
             elif value == "%":
                 self.at += 1
                 left = ("f", "pct", op.node_of(left))
@@ -306,6 +306,9 @@ class Grammar:
             self.at += 1
             return self.function(names.WORD_FUNCTIONS.get(value, value))
         self.at += 1
+        if len(value) == 2 and value[0] == "d" and self.is_op("/") and self.peek(1).kind == "word" and self.peek(1).value[0] == "d":
+            self.at += 2
+            return ("s", f"{value}/{self.tokens[self.at - 1].value}")
         if self.is_op("_") and value.isupper() and set(value) <= set("ABCDEF"):  # FF_16
             saved = self.at
             self.at += 1
@@ -329,7 +332,8 @@ class Grammar:
     def command(self, value: str) -> Read:
         self.at += 1
         if value == "frac":
-            return op.combine("/", self.group(), self.group())
+            quotient = numerals.derivative(self) if self.peek(1).value[:1] in ("d", "p", "D") else None
+            return quotient if quotient else op.combine("/", self.group(), self.group())
         if value in names.FUNCTIONS or value in names.WORD_FUNCTIONS:
             return self.function(names.WORD_FUNCTIONS.get(value, value))
         if value == "pi":

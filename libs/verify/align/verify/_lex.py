@@ -22,7 +22,7 @@ _SIGNS = {
     "₀": "_{0}", "₁": "_{1}", "₂": "_{2}", "₃": "_{3}", "₄": "_{4}", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ",
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2002": " ", "\u2003": " ",
     "，": ",", "（": "(", "）": ")", "：": ":", "；": ";", "％": "%", "＝": "=",
-    "€": r"\text{euro}", "£": r"\text{sterling}", "¥": r"\text{yen}",
+    "€": r"\text{euro}", "£": r"\text{sterling}", "¥": r"\text{yen}", "₹": r"\text{rupee}", "¢": r"\text{ cent}", "、": ",",
     "∶": ":", "∣": r"\mid ", "…": r"\ldots ", "“": '"', "”": '"',
 }  # fmt: skip
 _TRANSLATE = str.maketrans(_SIGNS)
@@ -60,6 +60,13 @@ _NOTHING = frozenset(
         "hfill",
         "noindent",
         "ensuremath",
+        "large",
+        "Large",
+        "LARGE",
+        "huge",
+        "Huge",
+        "small",
+        "normalsize",
     ]
 )
 _SPACES = frozenset(["quad", "qquad", ",", ";", ":", "!", " ", ">", "enspace", "thinspace", "hspace", "\n", "space", "nobreakspace"])
@@ -106,6 +113,8 @@ _RENAME = {
     "varepsilon": "epsilon", "Reals": "R", "reals": "R", "textdollar": "$", "percent": "%", "And": "and", "to": "rightarrow",
     "iff": "Leftrightarrow", "bmod": "mod", "textbar": "|", "overbrace": "overline", "bar": "overline",
 }  # fmt: skip
+_FORMULAS = ("hr", "mg")  # units that are also products: 2\\pi hr, 2mg
+_AMBIGUOUS = frozenset([*_FORMULAS, "x", "in"])
 _SINGLE = {"<", ">", "*", "/", "{", "}", "[", "]", ":", "|", "=", "(", ")", "%", "$"}
 
 _TOKEN = re.compile(
@@ -154,7 +163,7 @@ def clean(text: str) -> str:
         text = text.replace("\\$", "\\textdollar ").replace("$", " ")
     if "\\(" in text or "\\[" in text or "\\)" in text or "\\]" in text:
         text = text.replace("\\(", " ").replace("\\)", " ").replace("\\[", " ").replace("\\]", " ")
-    return text.strip().rstrip("\\")
+    return text.strip().rstrip("\\。")
 
 
 def balanced(text: str, at: int) -> int:
@@ -194,7 +203,10 @@ def lex(text: str) -> list[Token]:
             value, at = _number(text, found.start(), value, at, depth)
             tokens.append(Token("num", value, spaced))
         elif kind == "word":
-            tokens.append(Token("sym" if len(value) == 1 else "word", value, spaced))
+            if value in _AMBIGUOUS:
+                _word(text, value, at, tokens, spaced)
+            else:
+                tokens.append(Token("sym" if len(value) == 1 else "word", value, spaced))
         elif kind == "op":
             if value in "([":
                 depth += 1
@@ -225,13 +237,26 @@ def lex(text: str) -> list[Token]:
     return tokens
 
 
+def _word(text: str, value: str, at: int, tokens: list[Token], spaced: bool) -> None:
+    """A run of letters up to `at`; \\pi hr^2 and 2mg are products of letters, 1.2 x 10^4 of numbers, and in^2 is square inches."""
+    before = tokens[-1] if tokens else None
+    if value in _FORMULAS and before and (before.kind in ("sym", "cmd") or (value == "mg" and before.kind == "num" and not spaced)):
+        tokens.extend(Token("sym", letter, False) for letter in value)
+    elif value == "x" and spaced and before and before.kind == "num" and text.startswith(" 10^", at):
+        tokens.append(Token("op", "*", True))
+    elif value == "in" and text[at : at + 1] == "^":
+        tokens.append(Token("text", value, spaced))
+    else:
+        tokens.append(Token("sym" if len(value) == 1 else "word", value, spaced))
+
+
 def _command(text: str, name: str, at: int, tokens: list[Token], spaced: bool) -> int:
     """Appends the tokens of the command `name`, whose arguments begin at `at`; returns where to go on."""
     if name in _NOTHING:
         if name in ("left", "right") and text[at : at + 1] == ".":
             at += 1
         return at
-    if name in ("color", "textcolor", "colorbox"):
+    if name in ("color", "textcolor", "colorbox", "tag"):
         return balanced(text, at) + 1 if text[at : at + 1] == "{" else at
     if name in _SPACES:
         return text.find("}", at) + 1 or at if name == "hspace" else at

@@ -11,7 +11,7 @@ from align.verify import _units as units
 from align.verify._budget import OverBudget, Unreadable, restart, spend
 from align.verify._grammar import Grammar
 from align.verify._lex import Token, balanced, clean, lex
-from align.verify._operate import plain, times
+from align.verify._operate import plain, plus, times
 from align.verify._values import Value, number_set, of_node
 
 TYPE_CHECKING = False  # typing is not imported: it is a tenth of the import
@@ -24,15 +24,19 @@ _CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?\s*\.?")
 _CHOICES = re.compile(r"\(?[A-Z]\)?(?:\s*(?:,|;|&|,?\s*\band\b|,?\s*\bor\b)\s*\(?[A-Z]\)?){1,25}\.?")
 _CHOICE_TEXT = re.compile(r"\(([A-Z])\)\s*(?![\s,;]|and\b|or\b)\S.*|([A-Z])[:.)]\s+\S.*", re.S)
 _CHOICE_MATH = re.compile(r"(?:\(([A-J])\)|([A-J])[.)])\s+(?!\\(?:cup|cap|setminus|cdot|times|in|le|ge|to|or|and)\b)[0-9\\].*", re.S)
-_OTHER_CHOICE = re.compile(r"\([A-Z]\)|\b[A-Z]\)|[,;] *[A-J]\Z")
+_OTHER_CHOICE = re.compile(r"\([A-Z]\)|\b[A-Z]\)|[,;] *[A-J]\Z|\b[A-Z]:\s")
 _INFINITE = re.compile(r"(?:(positive|\+) ?|(negative|minus|-) ?)?infinity", re.I)
 _LEAD = re.compile(r"(?:(?:the|final|correct|answer|option|choice|is|so|thus|therefore|approximately|about)\b[\s:]*)+", re.I)
 _TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*(?:([ap])\.?\s*m\b\.?)?", re.I)
 _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|hbox|textsf|texttt|bf|rm|emph|operatorname)\s*(?=\{)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\-., ]*")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,:'-]*")
+_ORDINAL = re.compile(r"([0-9]{1,18})\s*\^?\s*(st|nd|rd|th)")
+_NEGATIVE = re.compile(r"(?:\\text *\{ *)?(?:negative|minus)(?: *\} *| +)(?=[0-9.$]|\\[a-z]*(?:frac|sqrt|pi)(?![A-Za-z]))", re.I)
 _MAX_SIGNS = 4
-_CURRENCIES = ("euro", "sterling", "yen")  # as the lexer writes their signs
+_MONEY = frozenset(
+    ["$", "euro", "sterling", "yen", "rupee", "USD", "EUR", "GBP", "INR", "RMB", "Rs"]
+)  # the first as the lexer writes signs
 _MAX_CLEAN = 32_768  # characters of an answer whose signs are written as LaTeX
 _ALL = re.compile(r"(?:the set of )?(?:all )?(?:the )?real numbers|all reals", re.I)
 _EMPTY = re.compile(r"(?:there (?:are|is) )?no (?:real |such |integer )?(?:solutions?|values?|roots?)(?: exists?)?|none|empty set", re.I)
@@ -66,6 +70,8 @@ def read(answer: str) -> Value:
     spend(len(text) >> 5)
     if len(text) > _MAX_CLEAN:
         raise OverBudget
+    if text.startswith(("n", "N", "m", "M", "\\text")):
+        text = _NEGATIVE.sub("-", text, count=1) if _NEGATIVE.match(text) else text
     source = plain_text(text)
     value = _special(source)
     if value is None:
@@ -108,6 +114,9 @@ def _special(source: str) -> Value | None:
     time = _TIME.fullmatch(source)
     if time and int(time.group(1)) < 25 and int(time.group(2)) < 60:
         return Value("time", info=(int(time.group(1)), int(time.group(2)), (time.group(3) or "").lower()))
+    ordinal = _ORDINAL.fullmatch(source) if source.endswith(("th", "st", "nd", "rd")) else None
+    if ordinal and ordinal.group(2) == _ending(ordinal.group(1)):
+        return Value("number", ("q", int(ordinal.group(1))))
     infinite = _INFINITE.fullmatch(source)
     if infinite:
         return Value("number", tree.NEG_INF if infinite.group(2) else tree.INF)
@@ -116,6 +125,11 @@ def _special(source: str) -> Value | None:
     if _ALL.fullmatch(source):
         return number_set("R")
     return None
+
+
+def _ending(digits: str) -> str:
+    """The ending of an ordinal: 21st, but 11th."""
+    return "th" if digits[-2:-1] == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(digits[-1], "th")
 
 
 def _words(text: str, source: str, trouble: Unreadable) -> Value:
@@ -229,16 +243,26 @@ def _split(tokens: list[Token]) -> tuple[list[list[Token]], str]:
 def _relation(grammar: Grammar) -> Value:
     """An item: an expression with its unit, a chain of relations, a ratio, a membership."""
     currency = None
-    while grammar.is_op("$") or (grammar.peek().kind == "text" and grammar.peek().value in _CURRENCIES):
-        currency = units.unit("dollar" if grammar.is_op("$") else grammar.peek().value)
+    while (sign := grammar.peek()).value in _MONEY and (
+        sign.kind != "word" or grammar.peek(1).kind == "num" or grammar.peek(1).value == "$"
+    ):
+        currency = units.unit("dollar" if sign.value == "$" else sign.value)
         grammar.at += 1
     if grammar.is_op("=") or grammar.is_cmd("approx"):
         grammar.at += 1
+    said = None
     if grammar.peek().kind == "text" and grammar.peek(1).value == "=":  # \\text{Area} = 5
+        said = "\\" + "".join(c for c in grammar.peek().value.lower() if c.isalnum())
         grammar.at += 2
     grammar.apply_at = _application(grammar.tokens, grammar.at)
+    start = grammar.at
     sides, signs = [grammar.expression()], []
-    unit = _unit(grammar)
+    spans = [(start, grammar.at)]
+    unit = _unit(grammar, sides[0])
+    if unit and unit.known and not currency and grammar.peek().kind == "num":
+        sides[0] = _compound(grammar, sides[0], unit)
+    if currency and unit and len(unit.words) == 1 and unit.words.isalpha():
+        raise Unreadable(f"the letter {unit.words} after an amount of money")  # $12K, $5m
     unit = currency or unit
     while True:
         token = grammar.peek()
@@ -264,12 +288,23 @@ def _relation(grammar: Grammar) -> Value:
             currency = units.unit("dollar")
         sides[-1] = _multiplied(grammar, sides[-1])
         signs.append(sign)
+        start = grammar.at
         sides.append(grammar.expression())
-        unit = _unit(grammar) or currency or unit
+        spans.append((start, grammar.at))
+        unit = _unit(grammar, sides[-1]) or currency or unit
     sides[-1] = _multiplied(grammar, sides[-1])
     if not signs:
-        return _with_unit(sides[0], unit)
-    return _chain([_with_unit(side, None) for side in sides], signs, unit)
+        value = _with_unit(sides[0], unit)
+        value.name = value.name or said
+        return value
+    return _chain([_with_unit(side, None) for side in sides], signs, unit, _worked_out([grammar.tokens[a:b] for a, b in spans]))
+
+
+def _worked_out(written: list[list[Token]]) -> bool:
+    """Whether the last side of a chain is a number as it stands, and one before it something to reckon: 2 + 3 = 5, not 5 = 5."""
+    shown = [[token.value for token in side if token.value not in "{}()[]"] for side in written]
+    plain_last = all(token.kind == "num" or token.value in ("-", "frac", "/", "%", "{", "}") for token in written[-1])
+    return plain_last and any(len(side) > 1 and side != shown[-1] and side[0] != "-" for side in shown[:-1])
 
 
 def _multiplied(grammar: Grammar, side: Read) -> Read:
@@ -297,7 +332,20 @@ def _application(tokens: list[Token], start: int) -> int:
     return at if named and (len(before) == 1 or before[1].value in ("_", "'", "^")) else -1
 
 
-def _unit(grammar: Grammar) -> Read:
+def _compound(grammar: Grammar, side: Read, unit: units.Unit) -> Read:
+    """2 hours 30 minutes, 5 ft 6 in: what stands in ever smaller units of one kind, in the first of them."""
+    smallest = unit.scale
+    while grammar.peek().kind == "num":
+        more = grammar.expression(10)
+        part = _unit(grammar, more)
+        if part is None or part.dimensions != unit.dimensions or part.scale >= smallest or len(unit.dimensions) != 1:
+            raise Unreadable("a second number")
+        smallest = part.scale
+        side = plus(side, times(more, ("q", tree.value_of(tree.rational(part.scale / unit.scale)))))
+    return side
+
+
+def _unit(grammar: Grammar, number: Read) -> Read:
     """The unit after an expression, or None."""
     words: list[str] = []
     while True:
@@ -320,10 +368,16 @@ def _unit(grammar: Grammar) -> Read:
         else:
             break
         grammar.at += 1
-    while words and words[0].lower().removesuffix("s") in units.MULTIPLIERS:  # 5 million is a number, not five of a thing
-        grammar.factor *= units.MULTIPLIERS[words.pop(0).lower().removesuffix("s")]
+    words = " ".join(words).split()
+    while words and (factor := units.multiplier(words[0])):  # 5 million is a number, not five of a thing
+        grammar.factor *= factor
+        del words[0]
+    if len(words) == 1 and words[0][0] == "(" and number.__class__ is tuple:  # 5 (five)
+        said = units.NUMERALS.get(words[0].strip("()").lower())
+        if said is not None and said == tree.value_of(number):
+            return None
     phrase = " ".join(words)
-    if len(phrase.split()) > 6:
+    if len(words) > 6:
         raise Unreadable("a sentence after the number")
     return units.unit(phrase) if phrase else None
 
@@ -333,7 +387,7 @@ def _with_unit(item: Read, unit: Read) -> Value:
         if item[0] == "f" and item[1] == "deg":
             item, unit = item[2], units.TEMPERATURES.get(unit.words if unit else "", units.DEGREE)
         elif item[0] == "f" and item[1] == "pct":
-            item, unit = item[2], units.PERCENT
+            item, unit = item[2], units.PERCENT._replace(words=f"percent {unit.words}") if unit else units.PERCENT
         return of_node(item, unit=unit)
     value: Value = item
     if unit and value.kind in ("number", "expression"):
@@ -341,7 +395,7 @@ def _with_unit(item: Read, unit: Read) -> Value:
     return value
 
 
-def _chain(sides: list[Value], signs: list[str], unit: Read) -> Value:
+def _chain(sides: list[Value], signs: list[str], unit: Read, worked_out: bool) -> Value:
     """a = b = c, a < b, x in S, a : b."""
     if set(signs) == {":"}:
         return Value("ratio", items=tuple(sides))
@@ -370,13 +424,13 @@ def _chain(sides: list[Value], signs: list[str], unit: Read) -> Value:
             return kept[0]
         sides = kept
     if set(signs) == {"="}:
-        return _equation(sides, unit)
+        return _equation(sides, unit, worked_out)
     if any(side.kind not in ("number", "expression") for side in sides):
         raise Unreadable("an inequality between things that are no numbers")
     return Value("inequality", items=tuple(plain(side.node) for side in sides), info=tuple(signs))
 
 
-def _equation(sides: list[Value], unit: Read) -> Value:
+def _equation(sides: list[Value], unit: Read, worked_out: bool = False) -> Value:
     """An equation; with a name on the left that does not recur on the right, an assignment of the right side."""
     last, name = sides[-1], _name(sides[0])
     nodes = tuple(side.node if side.node is not None else side for side in sides)
@@ -386,7 +440,8 @@ def _equation(sides: list[Value], unit: Read) -> Value:
         value = Value(last.kind, last.node, last.items, last.info, name, last.unit or unit)
         value.sides = nodes
         return value
-    if all(side.kind == "number" for side in sides) and len(set(nodes)) > 1:  # 3/4 = 0.75, not 5 = 5: forms of one value, if they agree
+    # 2 + 3 = 5 and 3/4 = 0.75, not 5 = 5: forms of one value, if they agree
+    if all(side.kind == "number" for side in sides) and (worked_out or len(set(nodes)) > 1):
         exact = next((side for side in sides if side.node[0] != "d"), last)
         value = Value("number", exact.node, unit=exact.unit or unit)
         value.sides = (tree.ZERO, *nodes)
@@ -395,7 +450,7 @@ def _equation(sides: list[Value], unit: Read) -> Value:
 
 
 def _without_percent(side: Value) -> Node:
-    return tree.mul(side.node, ("q", Fraction(1, 100))) if side.unit == units.PERCENT else side.node
+    return tree.mul(side.node, ("q", Fraction(1, 100))) if side.unit and side.unit.dimensions == units.PERCENT.dimensions else side.node
 
 
 def _name(side: Value) -> str | None:
@@ -409,8 +464,7 @@ def _name(side: Value) -> str | None:
     if node[0] == "s":
         return f"{node[1]}"
     if node[0] == "f" and node[1].startswith("@"):
-        known = ",".join("" if part[0] == "s" else tree.text(part) for part in node[2:])  # f(2) = 5 is not f(3) = 5
-        return f"{node[1][1:]}({known})" if known.strip(",") else f"{node[1][1:]}"
+        return f"{node[1][1:]}({','.join(map(tree.text, node[2:]))})"  # f(2) = 5 is not f(3) = 5, nor P(A) P(B)
     if node == tree.E or (node[0] == "c" and node[1] == "i"):
         return None
     if node[0] == "*" and all(part[0] == "s" and part[1].isupper() and len(part[1]) == 1 for part in node[1:]):

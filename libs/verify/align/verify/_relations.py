@@ -23,23 +23,25 @@ def same_equation(a: tuple[Node, ...], b: tuple[Node, ...]) -> bool | None:
     """Whether two equations (or chains of them) are one up to non-zero factors and order; a tautology equals only its own sides."""
     if len(a) != len(b):
         return False
+    a, b = sorted((a, b), key=_written)  # the same work, and so the same verdict, in either order
     if all(same(x, y) for x, y in zip(a, b, strict=True)):
         return True
     left = [_cleared(tree.minus(x, y)) for x, y in pairwise(a)]
     right = [_cleared(tree.minus(x, y)) for x, y in pairwise(b)]
-    if not (_varies(left) and _varies(right)):
+    if _tautology(a) or _tautology(b) or not (_varies(left) and _varies(right)):
         pairs = [same(x, y) for x, y in zip(a, b, strict=True)]
         return None if None in pairs and False not in pairs else all(pairs)
     undecided = False
     for x in left:
         for k, y in enumerate(right):
             factor, found = proportion(x, y)
-            if found and factor != tree.ZERO:
+            apart = same(factor, tree.ZERO) if found else None
+            if apart is False:
                 del right[k]
                 break
-            undecided |= found is None
+            undecided |= found is None or (bool(found) and apart is None)
         else:
-            return None if undecided else False
+            return None if undecided and not _vacuous(left + right) else False
     return True
 
 
@@ -53,8 +55,22 @@ def _cleared(difference: Node) -> Node:
     return tree.mul(difference, *(tree.power(base, ("q", n)) for base, n in highest.items()))
 
 
+def _written(sides: tuple[Node, ...]) -> list[str]:
+    return [tree.text(side) for side in sides]
+
+
+def _tautology(sides: tuple[Node, ...]) -> bool:
+    """Whether two sides that stand together are written alike: x = x."""
+    return any(x == y for x, y in pairwise(sides))
+
+
 def _varies(differences: list[Node]) -> bool:
     return all(tree.symbols(difference) for difference in differences)
+
+
+def _vacuous(differences: list[Node]) -> bool:
+    """Whether one of them is zero in another form, as in x = x."""
+    return any(same(difference, tree.ZERO) for difference in differences)
 
 
 def proportion(x: Node, y: Node) -> tuple[Node, bool | None]:
@@ -85,10 +101,11 @@ def links(value: Value) -> list[tuple[Node, str]]:
 
 def same_inequality(a: Value, b: Value) -> bool | None:
     """Whether two inequalities (or chains) have the same links up to positive factors and order."""
+    a, b = sorted((a, b), key=lambda value: _written(value.items))
     if a.info == b.info and len(a.items) == len(b.items) and all(same(x, y) for x, y in zip(a.items, b.items, strict=True)):
         return True
     left, right = links(a), links(b)
-    if len(left) != len(right):
+    if len(left) != len(right) or _tautology(a.items) != _tautology(b.items):
         return False
     undecided = False
     for difference, relation in left:
@@ -102,7 +119,7 @@ def same_inequality(a: Value, b: Value) -> bool | None:
                 break
             undecided |= found is None or (found and direction is None)
         else:
-            return None if undecided else False
+            return None if undecided and not _vacuous([zero for zero, _ in [*left, *links(b)]]) else False
     return True
 
 
