@@ -280,7 +280,17 @@ LANGUAGE = [
     ("{{ x[0] }}{{ x[5] }}{{ x[:1] }}{{ d['k'] }}{{ d.k }}{{ d.get('z', 'g') }}", "aavvg"),
     ("{% generation %}g{% endgeneration %}", "g"),
     ("{{ 1 < 2 < 3 }}{{ not not 1 }}{{ 1 if false }}|", "TrueTrue|"),
-    ("{{ range(3) | list }}{{ d | items | list }}", "[0, 1, 2][['k', 'v']]"),
+    ("{{ range(3) | list }}{{ d | items | list }}", "[0, 1, 2][('k', 'v')]"),
+    ("{{ ['b', 'A', 'a'] | unique | list }}{{ ['b', 'A'] | min }}{{ ['b', 'A'] | max }}{{ xs | sum(start=4) }}", "['b', 'A']Ab10"),
+    ("{{ [{'r': 1}, {'r': 1}, {'r': 2}] | unique(attribute='r') | list }}{{ [{'r': 1}] | sum(attribute='r') }}", "[{'r': 1}, {'r': 2}]1"),
+    ("{{ '3.7' | int }}{{ '0x1f' | int(0, 16) }}{{ none | float }}{{ 'q' | int(5) }}", "3310.05"),
+    ('{{ "it\'s a test-case (x" | title }}', "It's A Test-Case (X"),
+    ("{{ 'a\r\n\nb\x0cc' | indent(2, true) }}", "  a\n\n  b\n  c"),
+    ("{{ (1, 2) }}{{ () }}{{ (1,) + (2,) }}{{ (1, 2)[:1] }}{{ 'a b'.partition(' ') }}", "(1, 2)()(1, 2)(1,)('a', ' ', 'b')"),
+    ("{{ {'b': 1, 'A': 2} | dictsort }}{{ [{}] | map(attribute='z') | list }}", "[('A', 2), ('b', 1)][Undefined]"),
+    ("{{ [{}] | map(attribute='z.y', default='-') | list }}", "['-']"),
+    ("{% for (k, v) in d.items() %}{{ k }}{{ loop.depth }}{{ loop.depth0 }}{% endfor %}{{ x is in [1, x] }}", "k10True"),
+    ("{{ x.startswith(('b', 'a')) }}{{ '%s-%s' % (x, n) }}{{ '%s' % [1] }}", "Trueab-3[1]"),
 ]
 
 

@@ -213,6 +213,9 @@ class Renderer:
     def _on_list(self, items: Any) -> Any:
         return [self._value(item) for item in items]
 
+    def _on_tuple(self, items: Any) -> Any:
+        return tuple(self._value(item) for item in items)
+
     def _on_dict(self, pairs: Any) -> Any:
         return {self._value(k): self._value(v) for k, v in pairs}
 
@@ -260,13 +263,13 @@ class Renderer:
                 return V.concat([a, b])
             return a + b
         if op == "%" and isinstance(a, str):
-            return V.tagged(str(a) % (tuple(b) if isinstance(b, list) else b), V.origin_of([a, b]))
-        sizes = [len(x) for x in (a, b) if isinstance(x, (str, list))]
+            return V.tagged(str(a) % b, V.origin_of([a, b]))
+        sizes = [len(x) for x in (a, b) if isinstance(x, (str, list, tuple))]
         numbers = [abs(x) for x in (a, b) if isinstance(x, (int, float))]
         if (op == "*" and sizes and max(numbers, default=0) * max(sizes) > 1 << 20) or (op == "**" and max(numbers, default=0) > 1000):
             raise ChatError(f"template line {self._line}: the result of {op!r} is too large")
-        if op == "*" and sizes and isinstance(a, str | list) != isinstance(b, str | list):
-            text, count = (a, b) if isinstance(a, (str, list)) else (b, a)
+        if op == "*" and sizes and isinstance(a, str | list | tuple) != isinstance(b, str | list | tuple):
+            text, count = (a, b) if isinstance(a, (str, list, tuple)) else (b, a)
             return V.concat([text] * count) if isinstance(text, str) else text * count
         result = _ARITHMETIC[op](a, b)
         if isinstance(result, int) and abs(result) >> 4096:
@@ -305,7 +308,7 @@ class Renderer:
         owner = self._defined(self._value(value))
         if index[0] == "slice":
             bounds = slice(*(None if part is None else self._value(part) for part in index[2:]))
-            return V.sliced(owner, bounds) if isinstance(owner, str) else list(owner[bounds])
+            return V.sliced(owner, bounds) if isinstance(owner, str) else owner[bounds]
         key = self._value(index)
         if isinstance(owner, str) and isinstance(key, int):
             return V.sliced(owner, slice(key, key + 1 or None)) if -len(owner) <= key < len(owner) else V.Undefined(str(key))

@@ -1,6 +1,7 @@
 """Filters, tests and functions that chat templates may use, with Jinja's and Hugging Face's meanings."""
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -28,6 +29,8 @@ class Loop:
             "first": i == 0,
             "last": i == size - 1,
             "length": size,
+            "depth": 1,  # of recursive loops, which there are none of
+            "depth0": 0,
         }
         if name == "previtem":
             return self.items[i - 1] if i else undefined(name)
@@ -58,6 +61,8 @@ def shown(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {_plain(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
     if isinstance(value, list):
         return [_plain(v) for v in value]
     return str(value) if isinstance(value, V.Text) else value
@@ -83,14 +88,15 @@ def join(value: Any, separator: str = "", attribute: Any = None) -> str:
     return V.concat(pieces[1:])
 
 
-def _attribute(item: Any, path: Any) -> Any:
+def _attribute(item: Any, path: Any, default: Any = None) -> Any:
     for name in str(path).split(".") if isinstance(path, str) else [path]:
+        _defined(item)
         if isinstance(name, str) and name.isdigit():
             name = int(name)
         try:
             item = item[name]
         except (KeyError, IndexError, TypeError):
-            return V.Undefined(str(name))
+            item = V.Undefined(str(name)) if default is None else default
     return item
 
 
@@ -109,8 +115,7 @@ def _select(keep: bool, by_attribute: bool) -> Any:
 
 def map_(value: Any, name: str | None = None, *args: Any, attribute: Any = None, default: Any = None) -> Any:
     if attribute is not None:
-        found = [_attribute(item, attribute) for item in listed(value)]
-        return [default if default is not None and isinstance(item, V.Undefined) else item for item in found]
+        return [_attribute(item, attribute, default) for item in listed(value)]
     if name is None or name not in FILTERS:
         raise ValueError(f"the filter {name!r} is not supported")
     return [FILTERS[name](item, *args) for item in listed(value)]
@@ -118,16 +123,15 @@ def map_(value: Any, name: str | None = None, *args: Any, attribute: Any = None,
 
 def dictsort(value: Any, case_sensitive: Any = False, by: Any = "key", reverse: Any = False) -> Any:
     def key(pair: Any) -> Any:
-        found = pair[0 if by == "key" else 1]
-        return found.lower() if isinstance(found, str) and not case_sensitive else found
+        return _folded(pair[0 if by == "key" else 1], case_sensitive)
 
-    return [list(pair) for pair in sorted(value.items(), key=key, reverse=reverse)]
+    return sorted(value.items(), key=key, reverse=reverse)
 
 
 def sort(value: Any, reverse: Any = False, case_sensitive: Any = False, attribute: Any = None) -> Any:
     def key(item: Any) -> Any:
-        found = item if attribute is None else _attribute(item, attribute)
-        return found.lower() if isinstance(found, str) and not case_sensitive else found
+        names = [None] if attribute is None else str(attribute).split(",")
+        return [_folded(item if name is None else _attribute(item, name), case_sensitive) for name in names]
 
     return sorted(listed(value), key=key, reverse=reverse)
 
@@ -141,31 +145,77 @@ def items(value: Any) -> Any:
         return []
     if not isinstance(value, dict):
         raise TypeError("items: can only get item pairs from a mapping")
-    return [list(pair) for pair in value.items()]
+    return list(value.items())
 
 
 def indent(value: Any, width: Any = 4, first: Any = False, blank: Any = False) -> str:
     prefix = width if isinstance(width, str) else " " * min(width, 1000)
-    lines = V.split(as_text(value), "\n")
-    out = []
-    for i, line in enumerate(lines):
+    text = V.concat([as_text(value), "\n"])  # as Jinja does, whose lines end at every kind of line break
+    out, at = [], 0
+    for i, found in enumerate(_LINE_BREAK.finditer(str(text))):
+        line = V.part(text, at, found.start())
         out += ["\n"] if i else []
-        out += [prefix, line] if (i or first) and (line or blank) else [line]
+        out += [prefix, line] if (i and (line or blank)) or (not i and first) else [line]
+        at = found.end()
     return V.concat(out)
+
+
+_LINE_BREAK = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 def _method(name: str) -> Any:
     return lambda value, *args: V.call_method(as_text(value), name, list(args), {})
 
 
-def _number(kind: Any) -> Any:
-    def convert(value: Any, default: Any = 0) -> Any:
+def integer(value: Any, default: Any = 0, base: Any = 10) -> Any:
+    """As in Jinja, "3.7" is 3."""
+    _defined(value)
+    try:
+        return int(str(value), base) if isinstance(value, str) else int(value)
+    except (TypeError, ValueError, OverflowError):
         try:
-            return kind(value)
+            return int(float(value))
         except (TypeError, ValueError, OverflowError):
             return default
 
-    return convert
+
+def real(value: Any, default: Any = 0.0) -> Any:
+    _defined(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
+
+
+def _defined(value: Any) -> None:
+    if isinstance(value, V.Undefined):
+        raise TypeError(f"{value.name!r} is undefined")
+
+
+def _folded(value: Any, case_sensitive: Any) -> Any:
+    return value.lower() if isinstance(value, str) and not case_sensitive else value
+
+
+def _extreme(choose: Any) -> Any:
+    """min and max, which like sort and unique take no notice of case."""
+
+    def extreme(value: Any, case_sensitive: Any = False, attribute: Any = None) -> Any:
+        found = listed(value)
+        if not found:
+            return V.Undefined("of nothing")
+        return choose(found, key=lambda item: _folded(item if attribute is None else _attribute(item, attribute), case_sensitive))
+
+    return extreme
+
+
+def total(value: Any, attribute: Any = None, start: Any = 0) -> Any:
+    return sum((item if attribute is None else _attribute(item, attribute) for item in listed(value)), start)
+
+
+def title(value: Any) -> str:
+    """Jinja's: the first letter of each word, where an apostrophe begins none."""
+    words = re.split(r"([-\s({\[<]+)", as_text(value))
+    return V.tagged("".join(word[0].upper() + word[1:].lower() for word in words if word), V.origin_of(value))
 
 
 def _first(value: Any) -> Any:
@@ -178,10 +228,13 @@ def _last(value: Any) -> Any:
     return found[-1] if found else V.Undefined("last of nothing")
 
 
-def unique(value: Any) -> Any:
+def unique(value: Any, case_sensitive: Any = False, attribute: Any = None) -> Any:
     out: list[Any] = []
+    seen: list[Any] = []
     for item in listed(value):
-        if item not in out:
+        key = _folded(item if attribute is None else _attribute(item, attribute), case_sensitive)
+        if key not in seen:
+            seen.append(key)
             out.append(item)
     return out
 
@@ -190,11 +243,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "trim": trim, "tojson": tojson, "length": len, "count": len, "list": listed, "items": items, "join": join, "string": as_text,
     "selectattr": _select(True, True), "rejectattr": _select(False, True), "select": _select(True, False), "reject": _select(False, False),
     "map": map_, "dictsort": dictsort, "sort": sort, "default": default, "d": default, "safe": as_text, "unique": unique, "indent": indent,
-    "lower": _method("lower"), "upper": _method("upper"), "capitalize": _method("capitalize"), "title": _method("title"),
+    "lower": _method("lower"), "upper": _method("upper"), "capitalize": _method("capitalize"), "title": title,
     "replace": _method("replace"),
     "first": _first, "last": _last, "reverse": lambda v: V.sliced(v, slice(None, None, -1)) if isinstance(v, str) else listed(v)[::-1],
-    "int": _number(int), "float": _number(float), "abs": abs, "min": lambda v: min(listed(v)), "max": lambda v: max(listed(v)),
-    "sum": lambda v: sum(listed(v)),
+    "int": integer, "float": real, "abs": abs, "min": _extreme(min), "max": _extreme(max), "sum": total,
 }  # fmt: skip
 
 
@@ -203,13 +255,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _iterable(value: Any) -> bool:
-    return isinstance(value, (str, list, dict, V.Undefined))
+    return isinstance(value, (str, list, tuple, dict, V.Undefined))
 
 
 TESTS: dict[str, Callable[..., Any]] = {
     "defined": lambda v: not isinstance(v, V.Undefined), "undefined": lambda v: isinstance(v, V.Undefined), "none": lambda v: v is None,
     "string": lambda v: isinstance(v, str), "mapping": lambda v: isinstance(v, dict), "iterable": _iterable, "number": _is_number,
-    "sequence": lambda v: isinstance(v, (str, list, dict, V.Undefined)), "boolean": lambda v: v is True or v is False,
+    "sequence": lambda v: isinstance(v, (str, list, tuple, dict, V.Undefined)), "boolean": lambda v: v is True or v is False,
     "integer": lambda v: isinstance(v, int) and not isinstance(v, bool), "float": lambda v: isinstance(v, float),
     "true": lambda v: v is True, "false": lambda v: v is False, "callable": lambda v: callable(v) or hasattr(v, "call"),
     "odd": lambda v: v % 2 == 1, "even": lambda v: v % 2 == 0, "divisibleby": lambda v, n: v % n == 0, "in": lambda v, s: v in s,

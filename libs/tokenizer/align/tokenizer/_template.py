@@ -162,11 +162,14 @@ class _Parser:
         return ("macro", line, name, parameters, inner)
 
     def targets(self) -> Any:
+        bracketed = self.accept("op", "(")
         names = [self.word("a name")]
         several = False
         while self.accept("op", ","):
             several = True
             names.append(self.word("a name"))
+        if bracketed:
+            self.expect("op", ")")
         return ("names", names) if several else ("name", names[0])
 
     # --- tokens
@@ -206,7 +209,7 @@ class _Parser:
             if self.at >= len(self.tokens) or self.peek("op", ")"):
                 break
             items.append(parse())
-        return ("list", self.line, items)
+        return ("tuple", self.line, items)
 
     def expression(self) -> Any:
         self.depth += 1
@@ -294,7 +297,7 @@ class _Parser:
                 self.fail("a number of this length")
             return ("constant", line, int(text.replace("_", "")) if kind == "int" else float(text))
         if text == "(":
-            value = ("list", line, []) if self.peek("op", ")") else self.tuple_()
+            value = ("tuple", line, []) if self.peek("op", ")") else self.tuple_()
             self.expect("op", ")")
             return value
         if text == "[":
@@ -406,6 +409,7 @@ class _Parser:
             (self.peek("name") and not self.peek("name", "else", "or", "and", "is", "if", "in", "not"))
             or self.peek("string")
             or self.peek("int")
+            or self.peek("op", "[")
         ):
             positional = [self.postfix(self.primary())]
         result = ("test", self.line, name, value, positional, named)

@@ -45,6 +45,9 @@ class Undefined:
     def __str__(self) -> str:
         return ""
 
+    def __repr__(self) -> str:
+        return "Undefined"  # in a printed list
+
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
@@ -165,7 +168,7 @@ def call_method(value: str, name: str, args: list[Any], named: dict[str, Any]) -
     if isinstance(result, str):
         return tagged(result, origin)
     if isinstance(result, (list, tuple)):
-        return [tagged(item, origin) for item in result]
+        return type(result)(tagged(item, origin) for item in result)
     return result
 
 
