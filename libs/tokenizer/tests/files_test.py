@@ -202,6 +202,16 @@ def test_decoder_after_a_prompt_shows_only_what_follows():
     assert Decoder(tokenizer).push(answer[0]) == "world"
 
 
+@pytest.mark.parametrize("prompt", ["Q: 1 + 1\nA:\n", "\U0001f466", "a\r\n\r\n", "\t"])
+def test_the_bytes_that_end_a_prompt_are_no_part_of_the_answer(prompt):
+    tokenizer = vendored()  # a line break is a byte token there
+    decoder = Decoder(tokenizer, prefix=tokenizer.encode(prompt))
+    assert decoder.push(2294) + decoder.finish() == " world"
+    half = tokenizer.encode(prompt) + [1011, 930]  # the first two bytes of a character, whose others the answer has
+    decoder = Decoder(tokenizer, prefix=half)
+    assert decoder.push(916) + decoder.push(937) + decoder.push(2294) == "\U0001f466 world"
+
+
 def test_ids_without_a_token():
     tokenizer = vendored()
     assert tokenizer.decode([32768, 23325]) == "Hello"

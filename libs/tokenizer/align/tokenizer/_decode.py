@@ -6,6 +6,7 @@ what happens to the joined text (`after`). ByteLevel is a chain of its own: toke
 
 import codecs
 from collections.abc import Iterable
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from align.tokenizer._bpe import CHAR_TO_BYTE
@@ -142,7 +143,8 @@ class Decoder:
     """Streaming decoding: the concatenation of every `push` and `finish` equals `tokenizer.decode` of the same ids, for every stream.
 
     A push returns what is certain: an unfinished character, and with byte fallback an unfinished run of byte tokens, waits (one more byte
-    can turn a whole run into U+FFFD). `prefix` are ids already shown, such as a prompt: they shape what follows and are not returned.
+    can turn a whole run into U+FFFD). `prefix` are ids already shown, such as a prompt: they shape what follows and are not returned;
+    where it ends between two characters, `decode(prefix)` and the pushes are together the decode of all.
     """
 
     def __init__(self, tokenizer: "Tokenizer", *, skip_special: bool = False, prefix: Iterable[int] = ()) -> None:
@@ -156,6 +158,8 @@ class Decoder:
         self._tail = ""  # what a strip at the end may still take
         for token_id in prefix:
             self.push(token_id)
+        self._shown = self._chain.text(self._held) if self._held else ""
+        self._drop_shown()
 
     def push(self, token_id: int) -> str:
         """The text that this id completes, often "" and sometimes several characters. Raises TokenizerError on an id that is none."""
@@ -185,12 +189,24 @@ class Decoder:
         if chain.byte_level:
             return self._utf8.decode(b"", True)
         if not chain.streams:
-            return chain.text(self._held)
+            text = chain.text(self._held)
+            return text[len(commonprefix([text, self._shown])) :]
         text = self._stripped(self._flush_run())
         if not self._tail or chain.strip_start is None:
             return text
         stop = chain.strip_start.stop
         return text + StripStart(chain.strip_start.char, 0, stop)(self._tail, False)
+
+    def _drop_shown(self) -> None:
+        """Lets go of the whole characters of a run of bytes that the prefix ends in: a prompt's line break is no part of the answer."""
+        if not self._run:
+            return
+        reader = codecs.getincrementaldecoder("utf-8")()
+        try:
+            self._stripped(reader.decode(self._run))
+            self._run = bytearray(reader.getstate()[0])
+        except UnicodeDecodeError:  # shown as U+FFFD, whatever follows
+            self._stripped(self._flush_run())
 
     def _flush_run(self) -> str:
         text = "".join(run_text(self._run)) if self._run else ""
