@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_cases import BOS, EOS, Characters, ids_of
+from data_cases import BOS, EOS, Characters, Spaced, ids_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +66,16 @@ def test_a_seam_that_would_encode_otherwise_keeps_the_prompts_own_ids():
     """What a sampler sees is the prompt encoded alone; joined, the two newlines would be one token."""
     (example,) = encode([{"prompt": "a\n", "completion": "\nb"}], "completion").examples
     assert show(example) == ([BOS, *ids_of("a\n\nb"), EOS], [0, 0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "prompt, completion, tail",
+    [("a: ", "yz", ids_of("yz")), ("he", "y", ids_of("y")), ("a:", " y", [1000 + ord("y") + 10]), ("a: ", " y", [1000 + ord("y") + 10])],
+)
+def test_a_completion_gets_no_space_that_is_not_its_own(prompt, completion, tail):
+    tokenizer = Spaced()
+    (example,) = encode([{"prompt": prompt, "completion": completion}], "completion", tokenizer=tokenizer).examples
+    assert example.ids.tolist() == [BOS, *tokenizer.encode(prompt), *tail, EOS]
 
 
 def test_truncation_cuts_ids_and_mask_together_and_puts_no_eos():

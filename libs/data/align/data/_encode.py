@@ -220,8 +220,17 @@ class Encoder:
         # A sampler sees the prompt encoded alone; where the joined text encodes otherwise at the seam, the prompt's own ids stand.
         head = self.tokenizer.encode(prompt)
         joined = self.tokenizer.encode(prompt + completion)
-        tail = joined[len(head) :] if joined[: len(head)] == head else self.tokenizer.encode(completion)
+        tail = joined[len(head) :] if joined[: len(head)] == head else self._continued(completion)
         return self._finish(head, tail, trained_head=False)
+
+    def _continued(self, completion: str) -> list[int]:
+        """A completion's ids where the prompt's stand already: without the space that some tokenizers put in front of a text."""
+        before = self.tokenizer.encode("\n")
+        if self.tokenizer.encode("\na") != [*before, *self.tokenizer.encode("a")]:
+            whole = self.tokenizer.encode("\n" + completion)
+            if whole[: len(before)] == before:
+                return whole[len(before) :]
+        return self.tokenizer.encode(completion)
 
     def _text(self, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
         return self._finish([], self.tokenizer.encode(row["text"]), trained_head=True) if row["text"] else ([], [])

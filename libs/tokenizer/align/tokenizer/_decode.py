@@ -6,7 +6,6 @@ what happens to the joined text (`after`). ByteLevel is a chain of its own: toke
 
 import codecs
 from collections.abc import Iterable
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from align.tokenizer._bpe import CHAR_TO_BYTE
@@ -190,7 +189,8 @@ class Decoder:
             return self._utf8.decode(b"", True)
         if not chain.streams:
             text = chain.text(self._held)
-            return text[len(commonprefix([text, self._shown])) :]
+            same = next((i for i, (a, b) in enumerate(zip(text, self._shown, strict=False)) if a != b), min(len(text), len(self._shown)))
+            return text[same:]
         text = self._stripped(self._flush_run())
         if not self._tail or chain.strip_start is None:
             return text
