@@ -172,7 +172,7 @@ def test_a_section_given_in_part_keeps_the_rest_of_its_default(tmp_path):
         ("levels=4,5", "levels", [4, 5]),
         ("levels=[4, 5]", "levels", [4, 5]),
         ("levels=4", "levels", [4]),
-        ("stops=a,b", "stops", ("a", "b")),
+        ('stops=a,b,"c,d"', "stops", ("a", "b", "c,d")),
         ('stops=["a,b"]', "stops", ("a,b",)),
         ("names=12", "names", ["12"]),
         ("size=auto", "size", "auto"),

@@ -57,6 +57,7 @@ T \frac12 ~ 5\text{ tenths}
 F 5 ~ 5\text{ tenths}
 T \frac53 ~ 5 thirds
 F 5 ~ 5 thirds
+F 5 ~ 5 thousandth
 T 0.005 ~ 5\text{ thousandths}
 T 500000 ~ 5\text{ lakh}
 T 7 ~ 7th
@@ -115,6 +116,9 @@ T 2 hours 30 minutes ~ 150 minutes
 T 5\text{ ft }6\text{ in} ~ 66\text{ in}
 F 2 hours 30 minutes ~ 2.3 hours
 F 30 minutes 2 hours ~ 2.5 hours
+T 38\text{ days} ~ 5 weeks 3 days
+T \$5.50 ~ 5 dollars 50 cents
+F 5 ~ 5 dollars 50 cents
 F 2 hours 30 hours ~ 32 hours
 T ₹500 ~ 500
 F ₹500 ~ \$500

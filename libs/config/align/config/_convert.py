@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -21,6 +22,9 @@ from align.config._schema import (
     show,
 )
 from align.config._toml import KeyPath, format_value, parse_value
+
+# The parts of a,"b,c",d: a comma inside quotes separates nothing.
+_LISTED = re.compile(r"""\s*("(?:[^"\\]|\\.)*"(?=\s*(?:,|\Z))|'[^']*'(?=\s*(?:,|\Z))|[^,]+)\s*(?:,|\Z)""")
 
 
 class Word(str):
@@ -163,7 +167,7 @@ def _read_word(word: Word, hint: Any, default: Any, path: KeyPath, places: Place
     readings = [value]
     for member in members(hint):
         if get_origin(member) in (list, tuple) and not isinstance(value, list) and text:
-            readings.append([Word(part.strip()) for part in text.split(",") if part.strip()])
+            readings.append([Word(part.strip()) for part in _LISTED.findall(text) if part.strip()])
         elif member is float and not isinstance(value, (bool, int, float)) and text[:1] not in "\"'":
             with contextlib.suppress(ValueError):
                 readings.append(float(text))  # .5 and 1. are not TOML

@@ -152,9 +152,8 @@ def _words(text: str, source: str, trouble: Unreadable) -> Value:
 
 
 def _meaningful(word: str) -> bool:
-    return (
-        word in names.FUNCTIONS or word in names.WORD_FUNCTIONS or word in names.GREEK or word in units.BARE or word.lower() == "infinity"
-    )
+    known = word in names.FUNCTIONS or word in names.WORD_FUNCTIONS or word in names.GREEK or word in units.BARE
+    return known or word.lower() == "infinity" or units.is_name(word)
 
 
 class _Reader:

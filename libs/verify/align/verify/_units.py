@@ -99,7 +99,7 @@ _REFUSED = _NUMERALS | frozenset(
         "or nor not is are was were be been wrong incorrect invalid false impossible undefined negative opposite rejected reject discarded "
         "discard extraneous excluded exclude excluding except maybe perhaps possibly probably might could cannot else if unless but either "
         "neither no never than least most below plus minus multiplied divided over factorial mod modulo base choose power root "
-        "doubled tripled halved half quarter quadrillion gross mil"
+        "doubled tripled halved half quarter quadrillion gross mil tenth hundredth thousandth millionth"
     )
 )
 _SPOKEN = re.compile(r"[a-z]+(?:['-][a-z]+)*")
@@ -224,6 +224,11 @@ def of_letters(powers: list[tuple[str, int]]) -> Unit | None:
 def modulus(number: str) -> Unit:
     """ "(mod 7)" after a number: like a unit it may be left out, and two that differ are in conflict."""
     return Unit(Fraction(1), ((f"modulo {number}", 1),), True, f"modulo {number}")
+
+
+def is_name(word: str) -> bool:
+    """Whether a word is the name of one unit, or its plural."""
+    return _look_up(word) is not None
 
 
 def is_unit(words: str) -> bool:
