@@ -118,6 +118,7 @@ def on_ranks(program: str, stage: Callable[[Invocation[Any]], int]) -> Callable[
             check_judged(section)
         if not call.dry_run and (code := launch(call.config.launch, program, sys.argv[1:])) is not None:
             return code
+        started()
         return finished(stage(call))
 
     return start
@@ -128,7 +129,6 @@ def join_ranks(call: Invocation[Any], device: torch.device) -> tuple[Ranks, torc
     if call.dry_run:
         return Ranks(), device
     ranks = join(device.type)
-    started()
     return ranks, torch.device("cuda", ranks.local_rank) if device.type == "cuda" else device
 
 

@@ -7,17 +7,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeVar
+
+import _early
 
 from align.config import Invocation, caller_path, parse_cli, workspace_root
 from align.tracking import RunDir
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).absolute().parents[1]
+STOPS = (signal.SIGTERM, signal.SIGUSR1)  # the latter is what Slurm can be told to send before the end of the time
+PATIENCE_S = 5.0  # that a rank which was told to stop may take to end in order
 
 
 def find(path: str | Path) -> Path:
@@ -59,25 +63,58 @@ def keep_freed_memory() -> None:
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
-class _Terminated(BaseException):
-    """SIGTERM came where nothing saves on it."""
+class _Stopped(BaseException):
+    """A signal came where nothing saves on it; the argument is its name."""
 
 
 @contextmanager
-def _told_of_sigterm() -> Iterator[None]:
-    """SIGTERM ends a stage as Ctrl-C does, save in a rank: that may wait for another one, where no Python runs."""
-    if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
+def _told_of_signals(name: str) -> Iterator[None]:
+    """SIGTERM and SIGUSR1 end a stage as Ctrl-C does, where it has not begun to train: the Trainer saves on them."""
+    _early.begun()
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise _Terminated
+        raise _Stopped(signal.Signals(number).name)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in STOPS}
+    try:
+        with _ended_where_it_waits(name, stop) if "RANK" in os.environ else nullcontext():
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _ended_where_it_waits(name: str, stop: Callable[..., object]) -> Iterator[None]:
+    """A rank may wait for another one in a call during which no Python runs, its signal handlers neither; a thread ends it then."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    over = threading.Event()
+
+    def watch() -> None:
+        while number := os.read(reading, 1):
+            if signal.getsignal(number[0]) is stop and not over.wait(PATIENCE_S):
+                _say_stopped(name, signal.Signals(number[0]).name)
+                os._exit(5)
+        os.close(reading)
+
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="signals", daemon=True).start()
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        over.set()
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+
+
+def _say_stopped(name: str, by: str) -> None:
+    """The first rank speaks for all: a launcher hands a signal to every one."""
+    if rank() == 0:
+        print(f"{name}: stopped by {by}; what was written is whole, and a run goes on with --resume", file=sys.stderr, flush=True)
 
 
 def run_stage(name: str, config_class: type[T], stage: Callable[[Invocation[T]], int], description: str, argv: Sequence[str]) -> int:
@@ -86,11 +123,10 @@ def run_stage(name: str, config_class: type[T], stage: Callable[[Invocation[T]],
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character of an answer ends no run
     try:
-        with _told_of_sigterm():
+        with _told_of_signals(name):
             return stage(parse_cli(config_class, argv, prog=f"./bazelw run //stages:{name} --", description=description))
-    except (KeyboardInterrupt, _Terminated) as error:  # where nothing saves on a signal: while data are read or judged, in generate
-        by = "SIGTERM" if isinstance(error, _Terminated) else "Ctrl-C"
-        print(f"{name}: stopped by {by}; what was written is whole, and a run goes on with --resume", file=sys.stderr, flush=True)
+    except (KeyboardInterrupt, _Stopped) as error:  # where nothing saves on a signal: while data are read or judged, in generate
+        _say_stopped(name, str(error) or "Ctrl-C")
         return 5
     except Exception as error:
         code = getattr(error, "exit_code", None)

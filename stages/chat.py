@@ -9,6 +9,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
+import _entry
 from _common import (
     ModelSection,
     Sampling,
@@ -19,7 +20,6 @@ from _common import (
     load_tokenizer,
     model_directory,
     pick_device,
-    run_stage,
     say,
     use_threads,
 )
@@ -196,4 +196,4 @@ def ruled(talk: Conversation, command: str, rest: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("chat", ChatConfig, chat, __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("chat", ChatConfig, chat, __doc__ or "", sys.argv[1:]))

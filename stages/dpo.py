@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from _common import GuardSection, build_model, check_fit, find, on_ranks, run_stage, say
+import _entry
+from _common import GuardSection, build_model, check_fit, find, on_ranks, say
 from _pairs import PairSection, check_pairs, encode, made_here, pair_rows
 from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, load_start, plan, preflight, reference_of
 from reference import cache_key
@@ -135,4 +136,4 @@ def _no_model() -> Decoder:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("dpo", DpoConfig, on_ranks(__file__, dpo), __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("dpo", DpoConfig, on_ranks(__file__, dpo), __doc__ or "", sys.argv[1:]))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import _entry
 import torch
 from _common import (
     JudgeSection,
@@ -29,7 +30,6 @@ from _common import (
     load_tokenizer,
     model_directory,
     pick_device,
-    run_stage,
     say,
     use_threads,
     weights_digest,
@@ -281,7 +281,7 @@ def compared(a: str, b: str) -> int:
 
 def main(argv: list[str]) -> int:
     if argv[:1] != ["--compare"]:
-        return run_stage("evaluate", EvaluateConfig, evaluate, __doc__ or "", argv)
+        return _entry.run_stage("evaluate", EvaluateConfig, evaluate, __doc__ or "", argv)
     try:
         if len(argv) != 3:
             raise EvalError("--compare takes two results: run directories or items.jsonl files")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
+import _entry
 from _common import (
     ModelSection,
     Sampling,
@@ -28,7 +29,6 @@ from _common import (
     model_directory,
     pick_device,
     prompt_ids,
-    run_stage,
     say,
     use_threads,
     weights_digest,
@@ -260,4 +260,4 @@ def ask(
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("generate", GenerateConfig, generate, __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("generate", GenerateConfig, generate, __doc__ or "", sys.argv[1:]))

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from _common import GuardSection, build_model, check_fit, find, on_ranks, run_stage
+import _entry
+from _common import GuardSection, build_model, check_fit, find, on_ranks
 from _external import ExternalSection, check_external, sampler_of
 from _prompts import PromptSection, asked
 from _rl import (
@@ -145,4 +146,4 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("grpo", GrpoConfig, on_ranks(__file__, grpo), __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("grpo", GrpoConfig, on_ranks(__file__, grpo), __doc__ or "", sys.argv[1:]))

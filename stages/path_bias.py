@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import _entry
 import torch
-from _common import ForwardSection, build_model, run_stage, say
+from _common import ForwardSection, build_model, say
 from _life import LivingSampler, show_forwards
 from _rl import StartSection, load_start
 
@@ -104,4 +105,4 @@ def measure(call: Invocation[PathBiasConfig]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("path_bias", PathBiasConfig, measure, __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("path_bias", PathBiasConfig, measure, __doc__ or "", sys.argv[1:]))

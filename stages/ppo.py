@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import _entry
 import prm as prm_stage
-from _common import GuardSection, build_model, check_fit, find, model_directory, on_ranks, run_stage, say
+from _common import GuardSection, build_model, check_fit, find, model_directory, on_ranks, say
 from _external import ExternalSection, check_external, sampler_of
 from _life import show_forwards
 from _prompts import PromptSection, asked
@@ -248,4 +249,4 @@ def told(numbers: dict[str, float]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("ppo", PpoConfig, on_ranks(__file__, ppo), __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("ppo", PpoConfig, on_ranks(__file__, ppo), __doc__ or "", sys.argv[1:]))

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Annotated, Any, Literal
 
+import _entry
 import torch
 from _common import (
     GuardSection,
@@ -25,7 +26,6 @@ from _common import (
     project_run,
     run_directory,
     run_shape,
-    run_stage,
     say,
     use_threads,
 )
@@ -275,4 +275,4 @@ def evaluations(run: RunDir) -> dict[int, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("pretrain", PretrainConfig, on_ranks(__file__, pretrain), __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("pretrain", PretrainConfig, on_ranks(__file__, pretrain), __doc__ or "", sys.argv[1:]))

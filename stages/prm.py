@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from _common import GuardSection, build_model, check_fit, on_ranks, run_stage, say
+import _entry
+from _common import GuardSection, build_model, check_fit, on_ranks, say
 from _pairs import PairSection, check_pairs, encode, made_here, pair_rows
 from _rl import Loaded, StartSection, TrainingRun, load_start, plan, preflight
 from _steps import StepSection, check_steps, step_rows
@@ -173,4 +174,4 @@ def _no_model() -> Decoder:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("prm", PrmConfig, on_ranks(__file__, prm), __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("prm", PrmConfig, on_ranks(__file__, prm), __doc__ or "", sys.argv[1:]))

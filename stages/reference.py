@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import _entry
 import torch
-from _common import ForwardSection, build_model, run_stage, say
+from _common import ForwardSection, build_model, say
 from _life import show_forwards
 from _pairs import PairSection, check_pairs, encode, made_here, pair_rows
 from _rl import StartSection, load_start
@@ -89,4 +90,4 @@ def _no_model() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("reference", ReferenceConfig, reference, __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("reference", ReferenceConfig, reference, __doc__ or "", sys.argv[1:]))

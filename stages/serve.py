@@ -15,7 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated, Any
 
-from _common import ModelSection, build_model, check_vocabulary, load_tokenizer, model_directory, pick_device, run_stage, say, use_threads
+import _entry
+from _common import ModelSection, build_model, check_vocabulary, load_tokenizer, model_directory, pick_device, say, use_threads
 from _completions import Completer, RequestError
 
 from align.config import ConfigError, Invocation
@@ -157,4 +158,4 @@ def serve(call: Invocation[ServeConfig]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("serve", ServeConfig, serve, __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("serve", ServeConfig, serve, __doc__ or "", sys.argv[1:]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Annotated, Any, Literal
 
+import _entry
 import torch
 from _common import (
     GuardSection,
@@ -30,7 +31,6 @@ from _common import (
     project_run,
     run_directory,
     run_shape,
-    run_stage,
     say,
     use_threads,
 )
@@ -368,4 +368,4 @@ def report(run: RunDir, before: dict[str, float], after: dict[str, float], sampl
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("sft", SftConfig, on_ranks(__file__, sft), __doc__ or "", sys.argv[1:]))
+    sys.exit(_entry.run_stage("sft", SftConfig, on_ranks(__file__, sft), __doc__ or "", sys.argv[1:]))

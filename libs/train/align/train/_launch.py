@@ -28,7 +28,8 @@ def launched() -> bool:
 def launch(config: LaunchConfig, program: str | Path, argv: Sequence[str]) -> int | None:
     """Runs `program argv` as launch.nproc processes on each of launch.nnodes machines, and waits for them.
 
-    Signals that end a run in order (SIGTERM, SIGINT, SIGUSR1) are handed on to the ranks, which stop after their step with a checkpoint.
+    Signals that end a run in order (SIGTERM, SIGINT, SIGUSR1) are handed on to the ranks, which stop after their step with a checkpoint;
+    to one that has not called `started` yet when it does.
 
     Args:
         program: the Python file; it calls `launch` again, in each rank, and goes on there.
@@ -69,8 +70,10 @@ def launch(config: LaunchConfig, program: str | Path, argv: Sequence[str]) -> in
 
 
 def started() -> None:
-    """Tells the launcher which process to hand signals to; without a launcher of ours nothing happens."""
-    _leave("pid", os.getpid())
+    """Tells the launcher which process to hand signals to, and takes those that came before; without a launcher of ours nothing happens."""
+    if _leave("pid", os.getpid()):
+        for path in sorted(Path(os.environ[FOLDER]).glob("signal-*")):
+            os.kill(os.getpid(), int(path.name.rpartition("-")[2]))
 
 
 def finished(code: int) -> int:
@@ -92,6 +95,7 @@ def _leave(kind: str, number: int) -> bool:
 @contextlib.contextmanager
 def _forwarding(folder: Path) -> Iterator[None]:
     def forward(number: int, frame: FrameType | None) -> None:
+        (folder / f"signal-{number}").touch()  # for a rank that has not started yet; first, so that each sees the one or the other
         for path in folder.glob("pid-*"):
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int(path.read_text()), number)

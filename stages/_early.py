@@ -1,0 +1,39 @@
+"""A signal that comes while a stage's libraries are still imported ends it with one line. Import it before torch, which takes seconds."""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 5, signal.SIGUSR1: 5}  # 130 is what a shell gives for Ctrl-C; the last is a scheduler's
+_before: dict[signal.Signals, Any] = {}
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """No exception: it would be raised, and told of with a traceback, in the middle of another library's import."""
+    if os.environ.get("RANK", "0") == "0":
+        by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        name = os.path.basename(sys.argv[0]).removesuffix(".py")
+        os.write(2, f"{name}: stopped by {by}; nothing was begun\n".encode())
+    os._exit(CODES[signal.Signals(number)])
+
+
+def begun() -> None:
+    """From now on signals are the stage's own business."""
+    while _before:
+        number, handler = _before.popitem()
+        if signal.getsignal(number) is _end:
+            signal.signal(number, handler)
+
+
+def _is_a_stage() -> bool:
+    """Whether the program is a file beside this one, and not a test, a benchmark or another process's worker that imports it."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    return program is not None and os.path.dirname(os.path.abspath(program)) == os.path.dirname(os.path.abspath(__file__))
+
+
+if _is_a_stage():
+    for _number in CODES:
+        if signal.getsignal(_number) in (signal.SIG_DFL, signal.default_int_handler):  # else somebody, such as nohup, wants it otherwise
+            _before[_number] = signal.signal(_number, _end)
