@@ -77,6 +77,19 @@ def test_rows_become_documents_with_the_ends_of_their_steps():
         encode_steps(rows[2:], Words(), prompt, **options)
 
 
+class Spaced(Words):
+    """As SentencePiece: a space, 30, in front of every text; here every character is a token."""
+
+    def encode(self, text):
+        return [30, *(31 if character == "\n" else int(character) for character in text)]
+
+
+def test_steps_get_no_space_that_is_not_their_own():
+    row = {"prompt": "5", "steps": ["69", "7"], "labels": [1, 1]}
+    (example,) = encode_steps([row], Spaced(), lambda row: Spaced().encode(row["prompt"]), max_length=12).examples
+    assert example == StepExample([30, 5, 6, 9, 7], [3, 4], [1.0, 1.0])
+
+
 def test_auc_is_the_share_of_pairs_in_order():
     scores, labels = [0.1, 0.4, 0.4, 0.8, -1.0], [0, 1, 0, 1, 0]
     good, bad = ([score for score, label in zip(scores, labels, strict=True) if label == kind] for kind in (1, 0))

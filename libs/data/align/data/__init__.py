@@ -4,7 +4,7 @@ from ._arithmetic import arithmetic_demonstrations, arithmetic_rows, arithmetic_
 from ._batch import Batch, padded_batch
 from ._build import build_shards
 from ._cursor import Cursor
-from ._encode import Encoded, Example, chat_rows, check_encoding, encode_rows
+from ._encode import Encoded, Example, chat_rows, check_encoding, encode_continued, encode_rows
 from ._errors import DataError
 from ._http import HubError
 from ._hub import Hub, HubFile, HubPath, RemoteFile
@@ -56,6 +56,7 @@ __all__ = [
     "decontaminate",
     "dedupe_rows",
     "efficiency",
+    "encode_continued",
     "encode_preferences",
     "encode_rows",
     "eval_batches",

@@ -31,6 +31,16 @@ class Tokenizer(Protocol):
     def render_chat(self, messages: list[dict[str, Any]], *, template: str | None = None) -> Any: ...
 
 
+def encode_continued(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text that follows others: without the space that some tokenizers (SentencePiece's) put in front of every text."""
+    before = tokenizer.encode("\n")
+    if tokenizer.encode("\n0") != [*before, *tokenizer.encode("0")]:
+        whole = tokenizer.encode("\n" + text)
+        if whole[: len(before)] == before:
+            return whole[len(before) :]
+    return tokenizer.encode(text)
+
+
 @dataclass(frozen=True, eq=False)
 class Example:
     """One document. `ids` (T,) int32; `mask` (T,) bool, True where the token is trained, that is: where it is a target."""
@@ -220,17 +230,8 @@ class Encoder:
         # A sampler sees the prompt encoded alone; where the joined text encodes otherwise at the seam, the prompt's own ids stand.
         head = self.tokenizer.encode(prompt)
         joined = self.tokenizer.encode(prompt + completion)
-        tail = joined[len(head) :] if joined[: len(head)] == head else self._continued(completion)
+        tail = joined[len(head) :] if joined[: len(head)] == head else encode_continued(self.tokenizer, completion)
         return self._finish(head, tail, trained_head=False)
-
-    def _continued(self, completion: str) -> list[int]:
-        """A completion's ids where the prompt's stand already: without the space that some tokenizers put in front of a text."""
-        before = self.tokenizer.encode("\n")
-        if self.tokenizer.encode("\na") != [*before, *self.tokenizer.encode("a")]:
-            whole = self.tokenizer.encode("\n" + completion)
-            if whole[: len(before)] == before:
-                return whole[len(before) :]
-        return self.tokenizer.encode(completion)
 
     def _text(self, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
         return self._finish([], self.tokenizer.encode(row["text"]), trained_head=True) if row["text"] else ([], [])

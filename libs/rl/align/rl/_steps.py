@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from align.data import Cursor, Example
+from align.data import Cursor, Example, encode_continued
 from align.model import Decoder, pick_forward_impl
 from align.objectives import bradley_terry_loss, label_logits, step_loss
 from align.rl._errors import RlError
@@ -54,7 +54,8 @@ def encode_steps(
     neutral: Neutral = "good",
     outcome: bool = False,
 ) -> EncodedSteps:
-    """Rows {"prompt", "steps", "labels"} to documents: the prompt's ids, the steps one after another as they stand, each tokenised alone.
+    """Rows {"prompt", "steps", "labels"} to documents: the prompt's ids, then the steps as they stand, each tokenised by itself, as text
+    that follows.
 
     Labels are -1, 0, 1, or true and false; 0 is taken as `neutral` says, null is no label. A row may have "answer_label": then eos follows
     the last step and is labelled with it, which tells a complete answer from one that lacks its end. outcome: only the last label counts.
@@ -67,7 +68,7 @@ def encode_steps(
     for row in given:
         ids, marks = list(prompt_ids(row)), []
         for step, label in zip(row["steps"], row["labels"], strict=True):
-            ids += tokenizer.encode(step)
+            ids += encode_continued(tokenizer, step)
             marks.append((len(ids) - 1, label))
         if "answer_label" in row and tokenizer.eos_id is not None:
             ids.append(tokenizer.eos_id)
