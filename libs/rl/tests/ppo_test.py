@@ -1,6 +1,7 @@
 """Steps, reward model, critic and credit on a small model, against definitions written out."""
 
 import json
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -96,6 +97,7 @@ def test_auc_is_the_share_of_pairs_in_order():
     pairs = [(a > b) + 0.5 * (a == b) for a in good for b in bad]
     assert auc(scores, labels) == pytest.approx(sum(pairs) / len(pairs))
     assert auc([1.0, 2.0], [1, 1]) != auc([1.0, 2.0], [1, 1])  # NaN
+    assert math.isnan(auc([1.0, math.nan, 2.0], [1, 0, 1])), "a model that has diverged; it did not end"
 
 
 @pytest.mark.parametrize("labels", [[11, 12], None])
@@ -305,7 +307,8 @@ def test_values_do_not_depend_on_the_micro_batch():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("gamma", 0.99), ("rank", 0), ("alpha", 0.0), ("clip", 0.0), ("coefficient", 0.0), ("lam", 1.5)]
+    ("field", "value"),
+    [("gamma", 0.99), ("rank", 0), ("rank", 2**16 + 1), ("alpha", 0.0), ("clip", 0.0), ("coefficient", 0.0), ("lam", 1.5)],
 )
 def test_critic_settings_out_of_range_are_named(field, value):
     with pytest.raises(RlError, match=rf"critic\.{field}"):

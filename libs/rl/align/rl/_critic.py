@@ -38,7 +38,7 @@ def check_critic(config: CriticConfig) -> None:
     if config.gamma != 1.0:
         raise RlError(f"critic.gamma is {config.gamma}; it must be 1: step rewards are not discounted by the tokens between them")
     for name, value, fits, range_ in (
-        ("rank", config.rank, config.rank >= 1, "at least 1"),
+        ("rank", config.rank, 1 <= config.rank <= 2**16, "from 1 to 65536"),
         ("alpha", config.alpha, config.alpha > 0, "above 0"),
         ("clip", config.clip, config.clip is None or config.clip > 0, "above 0, or none"),
         ("coefficient", config.coefficient, config.coefficient > 0, "above 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -242,7 +243,10 @@ def score_steps(model: Decoder, scorer: StepScorer, items: Sequence[Any], *, mic
 
 
 def auc(scores: Sequence[float], labels: Sequence[float]) -> float:
-    """The probability that a good step scores above a bad one, ties counting half; NaN where one kind is absent (Mann and Whitney 1947)."""
+    """The probability that a good step scores above a bad one, ties counting half; NaN where one kind is absent, or a score is NaN
+    (Mann and Whitney 1947)."""
+    if any(math.isnan(score) for score in scores):  # of a model that has diverged; nothing is equal to it, not even itself
+        return float("nan")
     ranked = sorted(range(len(scores)), key=scores.__getitem__)
     rank_sum, positives, at = 0.0, sum(label > 0.5 for label in labels), 0
     while at < len(ranked):
