@@ -24,11 +24,13 @@ from align.train import (
     OptimizerConfig,
     Ranks,
     SftModule,
+    TrainerConfig,
     TrainError,
     add_lora,
     load_adapter,
     make_optimizer,
     merge_lora,
+    validate,
     whole,
 )
 from align.train import _prepare as prepare_module
@@ -255,6 +257,28 @@ def test_no_gradient_outlives_its_block(tmp_path):
 def test_what_a_step_in_the_backward_cannot_do_is_refused(tmp_path, changes, message):
     with pytest.raises(TrainError, match=message):
         made(tmp_path, **{**IN_BACKWARD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "most"),
+    [
+        ("train", "global_batch", 2**20),
+        ("train", "micro_batch", 2**20),
+        ("train", "threads", 1024),
+        ("lora", "rank", 2**16),
+        ("launch", "nproc", 1024),
+        ("launch", "nnodes", 2**16),
+    ],
+)
+def test_what_would_be_made_at_once_without_end_is_refused(section, field, most):
+    config = TrainerConfig()
+
+    def of(value):
+        return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{field: value})})
+
+    validate(of(most))
+    with pytest.raises(TrainError, match=rf"^{section}\.{field} is {most + 1}; it must be at most {most}$"):
+        validate(of(most + 1))
 
 
 def test_a_gradient_that_is_not_finite_stops_a_step_in_the_backward(tmp_path):

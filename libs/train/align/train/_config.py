@@ -133,6 +133,16 @@ def validate(config: TrainerConfig) -> None:
         TrainError: names the field.
     """
     train, optimizer, schedule, keep = config.train, config.optimizer, config.schedule, config.checkpoint
+    for name, value, most in (  # what is made for them at once, rows of a step or processes, would not end or not fit
+        ("train.global_batch", train.global_batch, 2**20),
+        ("train.micro_batch", train.micro_batch, 2**20),
+        ("train.threads", train.threads, 1024),
+        ("lora.rank", config.lora.rank, 2**16),
+        ("launch.nproc", config.launch.nproc, 1024),
+        ("launch.nnodes", config.launch.nnodes, 2**16),
+    ):
+        if value > most:
+            raise TrainError(f"{name} is {value}; it must be at most {most}")
     for name, value, least in (
         ("train.max_steps", train.max_steps, 1),
         ("train.global_batch", train.global_batch, 1),
