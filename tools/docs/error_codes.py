@@ -17,6 +17,7 @@ CODES = {
     3: "refused by preflight: the message has the figures and the smallest change that would fit",
     4: "stopped by a tripwire: the run's report and `stage_result.json` say which, and at which step",
     5: "stopped by a signal or a time limit, with a checkpoint to resume (`--resume`)",
+    130: "Ctrl-C while libraries were still imported; nothing was begun",
 }
 HEAD = """# Errors
 
