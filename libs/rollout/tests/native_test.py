@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rollout_cases import ARCHITECTURES, VOCAB, check_greedy, check_memory, full_logits, make_model, make_prompts
 
 from align.rollout import NativeSampler, RolloutError
+from align.rollout._stops import StopStrings
 from align.tokenizer import Tokenizer
 
 MODEL = make_model()
@@ -158,6 +159,18 @@ def test_stop_strings_are_found_across_tokens_and_only_in_the_output():
     stop = tokenizer.decode(prompt[-2:] + free[0].ids[3:4])
     [sample] = sampler.generate([prompt], max_new_tokens=20, seeds=[0], stop_strings=[stop], tokenizer=tokenizer)
     assert sample.ids[0] == free[0].ids[3] and len(sample.ids) > 1
+
+
+@given(st.data())
+def test_a_stop_string_is_found_wherever_it_stands(data):
+    """By the text so far: also at its beginning, where less than the longest stop string has been said."""
+    text = data.draw(st.text("ab", min_size=1, max_size=12))
+    stops = data.draw(st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3))
+    tokenizer = letters()
+    watch = StopStrings(stops, tokenizer, tokenizer.encode("z"))
+    found = [watch.push(token) for token in tokenizer.encode(text)]
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    assert (found.index(True) + 1 if ends else any(found)) == min(ends, default=False)
 
 
 def test_the_weights_in_place_and_their_version_are_recorded():

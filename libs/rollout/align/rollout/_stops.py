@@ -19,5 +19,5 @@ class StopStrings:
     def push(self, token_id: int) -> bool:
         """Whether this token completes a stop string."""
         text = self._tail + self._decoder.push(token_id)
-        self._tail = text[len(text) - self._keep :] if self._keep else ""
+        self._tail = text[max(0, len(text) - self._keep) :]
         return any(stop in text for stop in self._stop_strings)
