@@ -1,6 +1,7 @@
 """The paged engine on the CPU: the operations' references, the same scheduling. What its kernels do on a GPU: rollout_gpu_test.py."""
 
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from rollout_cases import ARCHITECTURES, check_greedy, make_model, make_prompts
 
 from align.objectives import sequence_logprobs
 from align.rollout import NativeSampler, RolloutError
+from align.rollout import _engine as engine_module
+from align.rollout import _paged_run as paged_module
 from align.rollout import _pages as pages_module
 from align.rollout._advance import FIELDS, FLAG, IDLE, LIMIT, NEXT, POSITION, STEP, TOKEN, advance
 from align.rollout._engine import bucket, page_bytes
@@ -98,19 +101,39 @@ def test_samples_of_a_prompt_hold_its_full_pages_once():
     assert max(taken) == 2 + 8  # two full pages for all, and one for each to write to
 
 
-def test_what_a_caller_raises_ends_the_call_and_frees_all():
+@pytest.mark.parametrize("where", ["on_token", "on_step", "sample_key", "_retire"])
+@pytest.mark.parametrize("calls", [1, 2, 3, 8])
+def test_what_is_raised_anywhere_ends_the_call_and_frees_all(where, calls, monkeypatch):
+    """By a caller's function, also while prompts are read, or amid the bookkeeping, as Ctrl-C is."""
     sampler, seen = NativeSampler(MODEL, eos_ids=[], max_batch=4, paged=True), []
 
-    def stop(sample, token):
-        seen.append(token)
-        if len(seen) == 30:
+    def stop(*_):
+        seen.append(0)
+        if len(seen) == calls:
             raise KeyboardInterrupt
+        return 0
 
-    with pytest.raises(KeyboardInterrupt):
-        sampler.generate(REQUESTS, n=2, max_new_tokens=10, seeds=range(9), on_token=stop)
+    options = {"n": 2, "max_new_tokens": 10, "seeds": range(9)}
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        if where == "sample_key":
+            patched.setattr(paged_module, where, stop)
+        if where == "_retire":
+            patched.setattr(PagedRun, where, stop)
+        sampler.generate(REQUESTS, **options, **({where: stop} if where.startswith("on_") else {}))
     all_free(sampler)
-    same(sampler.generate(REQUESTS, n=2, max_new_tokens=10, seeds=range(9)), NativeSampler(MODEL, eos_ids=[]).generate(
-        REQUESTS, n=2, max_new_tokens=10, seeds=range(9)))  # fmt: skip
+    same(sampler.generate(REQUESTS, **options), NativeSampler(MODEL, eos_ids=[]).generate(REQUESTS, **options))
+    all_free(sampler)
+
+
+def test_an_engine_that_cannot_be_made_leaves_none_behind(monkeypatch):
+    """The one before has given up its cache for it by then."""
+    sampler = NativeSampler(LONG, eos_ids=[], max_batch=2, paged=True)
+    sampler.generate([[1]], max_new_tokens=2, seeds=[0])
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(engine_module, "Forward", Mock(side_effect=MemoryError))
+        sampler.generate([[1] * 3000], max_new_tokens=2, seeds=[0])
+    options = {"max_new_tokens": 2, "seeds": [0]}
+    same(sampler.generate([[1] * 3000], **options), NativeSampler(LONG, eos_ids=[]).generate([[1] * 3000], **options))
 
 
 def test_tokens_are_shown_in_order_and_the_engine_is_kept():
@@ -206,7 +229,8 @@ def test_buckets_hold_their_rows_and_are_few(count, rows):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_budget_gb": 0}, "kv_budget_gb 0 must be above 0"),
+        ({"kv_budget_gb": 0}, "kv_budget_gb 0 must be a finite number above 0"),
+        ({"kv_budget_gb": float("inf")}, "kv_budget_gb inf must be a finite number"),
         ({"paged": False, "strict": True}, "strict and kv_budget_gb are of the paged engine"),
     ],
 )

@@ -91,6 +91,11 @@ class Engine:
         self.state[FLAG, rows] = IDLE
         self.table[rows] = SCRATCH
 
+    def clear(self) -> None:
+        """Nothing runs and no page is held."""
+        self.idle(self._all)
+        self.pages.clear()
+
     def step(self, count: int, steps: int = 1) -> None:
         """`steps` tokens for rows 0 .. count - 1, by one graph; `count` is one of `bucket`'s."""
         if self.device.type != "cuda":

@@ -119,9 +119,10 @@ class NativeSampler:
         watch = partial(StopStrings, list(stop_strings), tokenizer) if stop_strings and tokenizer else None
         if not self._paged:
             return Run(self._model, requests, n, params, self._max_batch, stops, watch, on_token, on_step).samples(self.weights_version)
+        kept, self._engine = self._engine, None  # one that has given its memory to another that could not be made is of no use
         self._engine = engine_for(
             self._model,
-            self._engine,
+            kept,
             rows=self._max_batch,
             longest=max(len(request.prompt) + request.limit for request in requests),
             samples=len(requests) * n,

@@ -95,8 +95,9 @@ class PagedRun:
                     self._advance()
                 if self._on_step:
                     self._on_step()
-        finally:  # a caller's error from on_token: nothing stays behind
-            self._clear()
+        except BaseException:  # a caller's error, Ctrl-C: wherever it came, also between two steps of the bookkeeping, nothing stays behind
+            self._engine.clear()
+            raise
         steps, flags = self._ended.tolist()
         stopped = [flag == STOPPED for flag in flags]
         return collect(self._requests, self._n, self._ids, self._logprobs, self._raw_logprobs, steps, stopped, weights_version)
@@ -286,14 +287,3 @@ class PagedRun:
             if source in self._watchers:
                 self._watchers[target] = self._watchers.pop(source)
         self._free_rows = sorted(set(range(self._max_rows)) - set(self._rows))
-
-    def _clear(self) -> None:
-        """Gives back whatever is still held; nothing is after a run to the end."""
-        if self._rows:
-            self._engine.idle(self._engine.put(sorted(self._rows)))
-        for row in self._rows.values():
-            self._engine.pages.release(row.pages)
-        for prompt in self._read:
-            self._engine.pages.release(prompt.pages)
-        self._rows.clear()
-        self._read.clear()

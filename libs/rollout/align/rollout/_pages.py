@@ -14,8 +14,13 @@ class Pages:
     """Pages 1 .. count - 1, each free or held by one or more: the full pages of a prompt by all its samples."""
 
     def __init__(self, count: int) -> None:
-        self._free = list(range(count - 1, SCRATCH, -1))
-        self._holders = [0] * count
+        self._count = count
+        self.clear()
+
+    def clear(self) -> None:
+        """All are free, whoever held them."""
+        self._free = list(range(self._count - 1, SCRATCH, -1))
+        self._holders = [0] * self._count
 
     @property
     def free(self) -> int:
