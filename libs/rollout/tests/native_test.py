@@ -226,12 +226,28 @@ def test_nothing_to_do():
         ([[1]], {"stop_ids": [77]}, "stop_ids holds token id 77"),
         ([[1]], {"stop_strings": ["x"]}, "without a tokenizer"),
         ([[1]], {"stop_strings": ["x", ""], "tokenizer": letters()}, "empty string"),
+        ([[1]], {"stop_strings": "END", "tokenizer": letters()}, "stop_strings is the text 'END', of which each letter"),
         ([[1], [2]], {"seeds": [1]}, "1 seeds for 2 prompts"),
+        ([[1]], {"seeds": [1.5]}, "seed 0 has 1.5 where an integer must be"),
+        ([[1], [2, 3.7]], {}, "prompt 1 has 3.7 where"),
+        ([["1"]], {}, "prompt 0 has '1' where"),
+        ([[1]], {"n": 2.5}, "n has 2.5 where"),
+        ([[1]], {"max_new_tokens": math.nan}, "max_new_tokens has nan where"),
+        ([[1]], {"top_k": 0.5}, "top_k has 0.5 where"),
     ],
 )
 def test_requests_that_cannot_be_served_are_refused_by_name(prompts, words, message):
     with pytest.raises(RolloutError, match=message):
         NativeSampler(MODEL, eos_ids=[]).generate(prompts, **{"max_new_tokens": 2, **words})
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_integers_of_numpy_and_torch_are_integers(paged):
+    """Their 64-bit arithmetic made another seed of the same number, or ended in an overflow."""
+    sampler = NativeSampler(MODEL, eos_ids=[], paged=paged)
+    wanted = sampler.generate([[1, 2], [3, 4]], max_new_tokens=4, seeds=[1, 2**63 - 1])
+    for kind in (torch.tensor, lambda values: torch.tensor(values).numpy()):
+        assert sampler.generate(kind([[1, 2], [3, 4]]), max_new_tokens=kind(4), seeds=kind([1, 2**63 - 1])) == wanted
 
 
 def test_weights_that_overflow_are_refused_and_the_sampler_is_checked():

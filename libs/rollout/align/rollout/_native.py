@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import SupportsIndex
 
 import torch
 
@@ -47,8 +50,8 @@ class NativeSampler:
         """
         if max_batch < 1:
             raise RolloutError(f"max_batch {max_batch} must be at least 1")
-        if kv_budget_gb is not None and not kv_budget_gb > 0:
-            raise RolloutError(f"kv_budget_gb {kv_budget_gb} must be above 0, or None for what is needed and free")
+        if kv_budget_gb is not None and not 0 < kv_budget_gb < math.inf:
+            raise RolloutError(f"kv_budget_gb {kv_budget_gb} must be a finite number above 0, or None for what is needed and free")
         half = model.output_weight.is_cuda and model.output_weight.dtype in (torch.bfloat16, torch.float16)
         self._paged = (half or strict or kv_budget_gb is not None) if paged is None else paged
         if not self._paged and (strict or kv_budget_gb is not None):
@@ -93,10 +96,13 @@ class NativeSampler:
             RolloutError: a parameter out of its range, an empty prompt, an id outside the vocabulary, a prompt that fills the model's
             window, logits that are not finite.
         """
+        n, max_new_tokens, top_k = _integer(n, "n"), _integer(max_new_tokens, "max_new_tokens"), _integer(top_k, "top_k")
         params = SamplingParams(temperature, top_p, top_k, min_p)
         for name, value in (("n", n), ("max_new_tokens", max_new_tokens)):
             if value < 1:
                 raise RolloutError(f"{name} {value} must be at least 1")
+        if isinstance(stop_strings, str):
+            raise RolloutError(f"stop_strings is the text {stop_strings!r}, of which each letter would end a sample; give a list of texts")
         if stop_strings and tokenizer is None:
             raise RolloutError("stop_strings were given without a tokenizer; pass tokenizer=")
         if "" in stop_strings:
@@ -112,6 +118,7 @@ class NativeSampler:
             seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()
         elif len(seeds) != len(prompts):
             raise RolloutError(f"{len(seeds)} seeds for {len(prompts)} prompts; give one a prompt")
+        seeds = [_integer(seed, f"seed {index}") for index, seed in enumerate(seeds)]
         if not prompts:
             return []
         requests = [Request(prompt, seed, min(max_new_tokens, window - len(prompt))) for prompt, seed in zip(prompts, seeds, strict=True)]
@@ -138,8 +145,16 @@ class NativeSampler:
 
 
 def _checked_ids(ids: Sequence[int], vocab_size: int, what: str) -> list[int]:
-    out = [int(token) for token in ids]
+    out = [_integer(token, what) for token in ids]
     if out and not 0 <= min(out) <= max(out) < vocab_size:
         wrong = next(token for token in out if not 0 <= token < vocab_size)
         raise RolloutError(f"{what} holds token id {wrong}; the model's vocabulary is {vocab_size} tokens; use the model's own tokenizer")
     return out
+
+
+def _integer(value: SupportsIndex, what: str) -> int:
+    """As Python's own: numpy's and torch's wrap at 64 bits, which would be another seed; a float cut to an integer another request."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise RolloutError(f"{what} has {value!r} where an integer must be") from None
