@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, SupportsIndex, TypeVar, cast
 
 from align.rollout_protocol._channel import Channel
 from align.rollout_protocol._errors import (
@@ -258,7 +259,7 @@ class RemoteSampler(Generic[S]):
 
     def __init__(self, client: Client, *, eos_ids: Sequence[int], sample: Callable[..., S] = _SAMPLE) -> None:
         """eos_ids: tokens that end every sample. sample: makes one of the fields of `Sample`, given by name."""
-        self._client, self._eos_ids, self._sample = client, [int(token) for token in eos_ids], sample
+        self._client, self._eos_ids, self._sample = client, [_integer(token, "eos_ids") for token in eos_ids], sample
         self.weights_version = client.weights.version
 
     def update(self, weights: Weights) -> None:
@@ -280,11 +281,23 @@ class RemoteSampler(Generic[S]):
             seeds = [random.getrandbits(63) for _ in prompts_ids]
         elif len(seeds) != len(prompts_ids):
             raise RolloutProtocolError(f"{len(seeds)} seeds for {len(prompts_ids)} prompts; give one a prompt")
-        stops = [*self._eos_ids, *(int(token) for token in stop_ids)]
+        if isinstance(stop_strings, str):
+            raise RolloutProtocolError(f"stop_strings is the text {stop_strings!r}, each letter of which would end a sample; give a list")
+        n, max_new_tokens, top_k = _integer(n, "n"), _integer(max_new_tokens, "max_new_tokens"), _integer(top_k, "top_k")
+        stops = [*self._eos_ids, *(_integer(token, "stop_ids") for token in stop_ids)]
         shared = {"stop_ids": stops, "stop_strings": list(stop_strings), "temperature": temperature, "top_p": top_p, "top_k": top_k}
         requests = [
-            Generate("", "", [int(token) for token in prompt], n, max_new_tokens, min_p=min_p, seed=seed, **shared)  # type: ignore[arg-type]
-            for prompt, seed in zip(prompts_ids, seeds, strict=True)
+            Generate(
+                "",
+                "",
+                [_integer(token, f"prompt {index}") for token in prompt],
+                n,
+                max_new_tokens,
+                min_p=min_p,
+                seed=_integer(seed, f"seed {index}"),
+                **shared,  # type: ignore[arg-type]
+            )
+            for index, (prompt, seed) in enumerate(zip(prompts_ids, seeds, strict=True))
         ]
         if not requests:
             return []
@@ -305,6 +318,14 @@ class RemoteSampler(Generic[S]):
         for name, wanted in asked.items():
             if wanted and name not in self._client.features:
                 raise RolloutProtocolError(f"{self._client.server} cannot do {name}; leave it out, or take another sampler")
+
+
+def _integer(value: SupportsIndex, what: str) -> int:
+    """As Python's own, numpy's and torch's among them; a float cut to an integer would be another request."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise RolloutProtocolError(f"{what} has {value!r} where an integer must be") from None
 
 
 def _fields(drawn: Drawn) -> dict[str, Any]:
