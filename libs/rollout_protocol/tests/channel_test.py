@@ -99,11 +99,30 @@ def test_addresses(tmp_path):
         ("here", "is no address"),
         (f"unix:{'x' * 101}", "100 bytes"),
         ("tcp:a", "no address"),
+        ("tcp:a\0:80", "no address"),
+        ("unix:a\0", "no address"),
     ):
         with pytest.raises(RolloutProtocolError, match=told):
             dial(address)
     with pytest.raises(RolloutProtocolError, match="nothing can listen"):
         listen(f"unix:{tmp_path}/absent/s")
+
+
+def test_to_listen_removes_the_socket_of_who_is_gone_and_nothing_else(tmp_path):
+    file, place = tmp_path / "notes", f"unix:{tmp_path}/s"
+    file.write_text("mine")
+    (tmp_path / "folder").mkdir()
+    for taken in (file, tmp_path / "folder"):
+        with pytest.raises(RolloutProtocolError, match=r"nothing can listen at .*in use"):
+            listen(f"unix:{taken}")
+    assert file.read_text() == "mine" and (tmp_path / "folder").is_dir()
+    with listen(place) as first:
+        with pytest.raises(RolloutProtocolError, match=r"nothing can listen at .*in use"):
+            listen(place)
+        dial(place).close()
+        assert first.accept()
+    with listen(place):  # the first one is closed, its file still there
+        dial(place).close()
 
 
 def test_a_channel_that_nobody_reads_does_not_wait_for_ever():
@@ -126,3 +145,18 @@ def test_digests(tmp_path):
     (tmp_path / "a/model.safetensors").write_bytes(b"no")
     with pytest.raises(RolloutProtocolError, match="no safetensors file"):
         weights_sha256(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[1]", "null", '{"w": 1}', '{"w": {}}', '{"w": {"dtype": "F32", "shape": [1], "data_offsets": [4]}}', "[" * 100_000,
+        '{"w": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}', '{"w": {"dtype": 1, "shape": [1], "data_offsets": [0, 4]}}',
+        '{"w": {"dtype": "F32", "data_offsets": [0, 4]}}',
+    ],
+)  # fmt: skip
+def test_a_header_that_is_none_is_told_as_such(header, tmp_path):
+    """Another error would end the server that was told to load such a file."""
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode() + b"\0" * 4)
+    with pytest.raises(RolloutProtocolError, match=r"model.safetensors is no safetensors file"):
+        weights_sha256(tmp_path)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -162,11 +163,10 @@ def dial(address: str, *, timeout_s: float = 10.0, wait_s: float = 0.0, limit: i
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that others can dial. Raises RolloutProtocolError: no address, or one that is taken."""
+    """A socket that others can dial. Raises RolloutProtocolError: no address, or one that is taken, by another's socket or by a file."""
     family, place = _place(address)
     if family == socket.AF_UNIX:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(str(place))
+        _remove_stale(str(place))
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.bind(place)
@@ -177,13 +177,24 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
+def _remove_stale(path: str) -> None:
+    """Removes the socket of a process that is no more; one that somebody listens at, and whatever else lies there, stays."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            probe.settimeout(1.0)
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+
+
 def _place(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
     kind, _, place = address.partition(":")
     host, _, port = place.rpartition(":")
-    if kind == "unix" and place:
-        if len(place.encode()) > 100:
+    if kind == "unix" and place and "\0" not in place:
+        if len(os.fsencode(place)) > 100:
             raise RolloutProtocolError(f"{address}: a Unix socket's path has at most 100 bytes; choose a shorter one")
         return socket.AF_UNIX, place
-    if kind == "tcp" and host and port.isdecimal() and int(port) < 1 << 16:
+    if kind == "tcp" and host and "\0" not in host and port.isdecimal() and int(port) < 1 << 16:
         return socket.AF_INET, (host, int(port))
     raise RolloutProtocolError(f"{address!r} is no address; write unix:PATH or tcp:HOST:PORT")

@@ -63,9 +63,20 @@ def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any], int]]:
         if not 2 <= size <= min(100 << 20, path.stat().st_size):
             raise RolloutProtocolError(f"{path} is no safetensors file: its header would have {size} bytes")
         try:
-            header: dict[str, Any] = json.loads(file.read(size))
-        except ValueError as error:
+            header = json.loads(file.read(size))
+        except (ValueError, RecursionError) as error:
             raise RolloutProtocolError(f"{path} is no safetensors file: {error}") from None
+    if type(header) is not dict:
+        raise RolloutProtocolError(f"{path} is no safetensors file: its header is a JSON {type(header).__name__}, no object")
     for name, entry in header.items():
         if name != "__metadata__":
+            if not _is_entry(entry):
+                raise RolloutProtocolError(f"{path} is no safetensors file: its header says of {name[:100]!r} {str(entry)[:100]}")
             yield name, entry, 8 + size
+
+
+def _is_entry(entry: Any) -> bool:
+    match entry:
+        case {"dtype": str(), "shape": list(), "data_offsets": [int(begin), int(end)]}:
+            return 0 <= begin <= end
+    return False
