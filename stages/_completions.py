@@ -59,7 +59,7 @@ class Completer:
 
     def check_stream(self, body: dict[str, Any], *, chat: bool) -> Ask:
         """A request that can be streamed: one prompt, one answer, no log-probabilities."""
-        ask = self._checked({**body, "stream": False}, chat=chat)
+        ask = self._checked(body, chat=chat)
         if len(ask.prompts) != 1 or ask.n != 1 or ask.logprobs is not None or ask.echo:
             raise RequestError("stream is for one prompt and one answer without logprobs or echo; leave stream out")
         return ask
@@ -69,10 +69,13 @@ class Completer:
         head, stops = self._head(ask.chat, stream=True), ask.sampling["stop_strings"]
         decoder = TextDecoder(self._tokenizer, skip_special=True, prefix=ask.prompts[0])
         said, shown, keep = "", 0, max(map(len, stops), default=1) - 1  # what may be the beginning of a stop text waits
+        ended = False  # by a stop text; of its token there may be a part of a character left, which is no more of the answer than the text
 
         def piece(text: str, reason: str | None = None) -> None:
-            nonlocal said, shown
-            said = cut(said + text, stops)
+            nonlocal said, shown, ended
+            whole = said if ended else said + text
+            said = cut(whole, stops)
+            ended = ended or said != whole
             end = len(said) if reason else max(shown, len(said) - keep)
             new, shown = said[shown:end], end
             if new or reason:
@@ -141,8 +144,9 @@ class Completer:
                 raise RequestError(f"{key}={value!r} is not supported; leave it out")
         if chat and (body.get("logprobs") or body.get("echo")):
             raise RequestError("logprobs and echo are for /v1/completions")
+        _boolean(body, "stream")
         stop = body.get("stop") or []
-        most = body.get("max_tokens", body.get("max_completion_tokens"))
+        most = body.get("max_completion_tokens") if body.get("max_tokens") is None else body["max_tokens"]
         logprobs = body.get("logprobs")
         if logprobs is True:
             logprobs = 1
@@ -152,7 +156,7 @@ class Completer:
             n=_integer(body, "n", 1, 1, 1024),
             max_tokens=_integer({"max_tokens": most}, "max_tokens", 16 if not chat else 512, 0, 1 << 20),
             logprobs=None if logprobs is None or logprobs is False else _integer({"logprobs": logprobs}, "logprobs", 0, 0, MOST_LOGPROBS),
-            echo=bool(body.get("echo", False)),
+            echo=_boolean(body, "echo"),
             seed=_integer(body, "seed", self._seed, -(1 << 63), (1 << 63) - 1),
             sampling={
                 "temperature": _number(body, "temperature", 1.0), "top_p": _number(body, "top_p", 1.0),
@@ -209,4 +213,14 @@ def _number(body: dict[str, Any], key: str, default: float) -> float:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RequestError(f"{key}={value!r}; expected is a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise RequestError(f"{key} is an integer of {len(str(abs(value)))} digits; expected is a number that a float can hold") from None
+
+
+def _boolean(body: dict[str, Any], key: str) -> bool:
+    value = body.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise RequestError(f"{key}={value!r}; expected is true or false")
+    return bool(value)

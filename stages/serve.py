@@ -64,25 +64,28 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.server.completer.name
+        close = "Content-Length" in self.headers  # a body that nobody reads would be taken for the next request
         if self.path in ("/v1/models", "/v1/models/"):
-            self._reply(200, {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "align"}]})
+            self._reply(200, {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "align"}]}, close=close)
         elif self.path in ("/health", "/"):
-            self._reply(200, {"status": "ok", "model": name})
+            self._reply(200, {"status": "ok", "model": name}, close=close)
         else:
-            self._refuse(404, f"there is no {self.path}; POST /v1/completions or /v1/chat/completions, GET /v1/models or /health")
+            self._refuse(
+                404, f"there is no {self.path}; POST /v1/completions or /v1/chat/completions, GET /v1/models or /health", close=close
+            )
 
     def do_POST(self) -> None:
-        chat = self.path == "/v1/chat/completions"
-        if not chat and self.path != "/v1/completions":
-            return self._refuse(404, f"there is no {self.path}; POST /v1/completions or /v1/chat/completions")
         try:
             length = int(self.headers.get("Content-Length", ""))
         except ValueError:
-            return self._refuse(411, "a request needs a Content-Length")
+            return self._refuse(411, "a request needs a Content-Length", close=True)
         if not 0 <= length <= MOST_BYTES:
             return self._refuse(413, f"a request of {length} bytes; at most {MOST_BYTES} are taken", close=True)
         try:
-            body = json.loads(self.rfile.read(length))
+            data, chat = self.rfile.read(length), self.path == "/v1/chat/completions"
+            if not chat and self.path != "/v1/completions":
+                return self._refuse(404, f"there is no {self.path}; POST /v1/completions or /v1/chat/completions")
+            body = json.loads(data)
             if not isinstance(body, dict):
                 raise RequestError("the request is no JSON object")
             with self.server.busy:
@@ -94,21 +97,30 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(400, str(error))
 
     def _stream(self, body: dict[str, Any], chat: bool) -> None:
-        """Server-sent events, a piece of text each; a client that is gone ends the answer."""
-        pieces = self.server.completer.check_stream(body, chat=chat)
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
+        """Server-sent events, a piece of text each; a client that is gone ends the answer. What the sampler refuses before the
+        first of them is answered as without stream.
+        """
+        ask, begun = self.server.completer.check_stream(body, chat=chat), False
 
         def send(event: dict[str, Any] | str) -> None:
+            nonlocal begun
+            if not begun:
+                begun = self.close_connection = True
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Connection", "close")
+                self.end_headers()
             text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
             self.wfile.write(f"data: {text}\n\n".encode())
             self.wfile.flush()
 
         try:
-            self.server.completer.stream(pieces, send)
+            try:
+                self.server.completer.stream(ask, send)
+            except RequestError as error:
+                if not begun:
+                    raise
+                send(_error(str(error)))
             send("[DONE]")
         except OSError:
             pass
@@ -125,10 +137,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _refuse(self, status: int, message: str, *, close: bool = False) -> None:
-        self._reply(status, {"error": {"message": message, "type": "invalid_request_error"}}, close=close)
+        self._reply(status, _error(message), close=close)
 
     def log_message(self, format: str, *args: Any) -> None:
         print(f"{time.strftime('%H:%M:%S')} {self.address_string()} {format % args}", file=sys.stderr, flush=True)
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error"}}
 
 
 def serve(call: Invocation[ServeConfig]) -> int:

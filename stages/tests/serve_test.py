@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 import serve as stage
 import torch
 from _common import run_stage
-from _completions import Completer
+from _completions import Completer, RequestError
 
 from align.evals import encode_prompt
 from align.model import load
+from align.rollout import Sample
 from align.tokenizer import Tokenizer
 
 CHECKPOINT = Path(stage.__file__).parent / "assets/arithmetic_sft"
@@ -126,6 +128,11 @@ def test_a_stream_is_the_same_text_in_pieces(port, stop):
         ({"prompt": "x", "temperature": 0, "n": 2}, "temperature 0"),
         ({"prompt": "x", "logprobs": 21}, "logprobs=21"),
         ({"prompt": "x", "stop": [3]}, "stop="),
+        ({"prompt": "x", "temperature": 10**400}, "temperature is an integer of 401 digits"),
+        ({"prompt": "x", "echo": "false"}, "echo='false'"),
+        ({"prompt": "x", "stream": "yes"}, "stream='yes'"),
+        ({"prompt": "x", "stream": True, "temperature": -1}, "temperature -1"),
+        ({"prompt": "5 " * 5000, "stream": True}, "window"),
         ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias"),
         ({"prompt": "x", "presence_penalty": 0.5}, "presence_penalty"),
         ({"prompt": "x", "best_of": 4}, "best_of"),
@@ -138,6 +145,56 @@ def test_what_is_not_supported_is_refused_by_name(port, body, wanted):
     status, answer = call(port, "/v1/completions", body)
     assert status == 400 and wanted in answer["error"]["message"]
     assert complete(port, prompt="x", max_tokens=1)["choices"]  # and the server lives
+
+
+def test_a_body_that_is_not_read_is_not_taken_for_the_next_request(port):
+    """On a connection that stays open it would be: a 400 of its own, and the client's next answer is that of another request."""
+    for method, path in (("POST", "/v1/nothing"), ("GET", "/health")):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request(method, path, b"GET /v1/models HTTP/1.1\r\n\r\n")
+        assert connection.getresponse().read()
+        connection.request("GET", "/health")  # on another connection, where the server closed the first
+        assert json.loads(connection.getresponse().read()) == {"status": "ok", "model": "tiny"}
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+        assert b"".join(iter(lambda: raw.recv(1 << 16), b"")).count(b"HTTP/1.1 ") == 1
+
+
+def test_max_completion_tokens_counts_where_max_tokens_is_null(port):
+    answer = complete(port, prompt=PROMPT, max_tokens=None, max_completion_tokens=2)
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_a_character_that_a_stop_text_cut_is_no_part_of_a_stream(parts, monkeypatch):
+    """A token of a byte-level vocabulary may end a stop text and begin a character that never comes."""
+    tokenizer = Tokenizer.from_dict({
+        "model": {"type": "BPE", "vocab": {"a": 0, "âĢ": 1, "!": 2, "!âĢ": 3}, "merges": [["!", "âĢ"]]}, "added_tokens": [],
+        "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": {"type": "ByteLevel"},
+    })  # fmt: skip
+    completer, said = Completer(parts[0], tokenizer, name="tiny", batch=1, seed=0), []
+    made = Sample([0], [0, 3], [0.0] * 2, [0.0] * 2, "stop", 0)
+
+    def sampled(ask, on_token=None):
+        for token in made.ids if on_token else []:
+            on_token(0, token)
+        return [made]
+
+    monkeypatch.setattr(completer, "_sample", sampled)
+    body = {"prompt": [0], "stop": "!"}
+    completer.stream(completer.check_stream({**body, "stream": True}, chat=False), said.append)
+    text = "".join(event["choices"][0]["text"] for event in said)
+    assert text == completer.answer(body, chat=False)["choices"][0]["text"] == "a"
+
+
+def test_weights_that_break_amid_a_stream_are_told_in_it(port, parts, monkeypatch):
+    def broken(ask, on_token):
+        on_token(0, ask.prompts[0][-1])
+        raise RequestError("logits are not finite")
+
+    monkeypatch.setattr(Completer, "_sample", lambda self, ask, on_token=None: broken(ask, on_token))
+    status, text = call(port, "/v1/completions", {"prompt": PROMPT, "stream": True})
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert status == 200 and json.loads(events[-2])["error"]["message"] == "logits are not finite" and events[-1] == "[DONE]"
 
 
 def test_broken_requests_are_answered(port):
