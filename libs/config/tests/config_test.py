@@ -249,7 +249,6 @@ def test_a_byte_order_mark_and_windows_lines(tmp_path):
         ("[optimizer]\nlr = true", "FILE:2: optimizer.lr must be float, got the boolean true"),
         ("[optimizer]\nlr = 2026-11-30", "FILE:2: optimizer.lr must be float, got the date 2026-11-30"),
         ("[optimizer]\n# two\nlr = -1", "FILE:1: optimizer: lr must not be negative, got -1.0"),
-        ("[optimizer]\nlr = 1" + "0" * 400, "FILE:2: optimizer.lr must be float, got the integer 1" + "0" * 58 + "…"),
         ("seed = 1\nseed = 2", "FILE:2: not valid TOML at the end of the file: cannot overwrite a value"),
         ("seed = \n", "FILE:1: not valid TOML at column 8: invalid value"),
         ("a = 1 2\nb = 1\n", "FILE:1: not valid TOML at column 7: expected newline or end of document after a statement"),

@@ -21,7 +21,7 @@ from align.config._schema import (
     section,
     show,
 )
-from align.config._toml import KeyPath, format_value, parse_value
+from align.config._toml import Beyond, KeyPath, format_value, parse_value, read_float
 
 # The parts of a,"b,c",d: a comma inside quotes separates nothing.
 _LISTED = re.compile(r"""\s*("(?:[^"\\]|\\.)*"(?=\s*(?:,|\Z))|'[^']*'(?=\s*(?:,|\Z))|[^,]+)\s*(?:,|\Z)""")
@@ -166,12 +166,17 @@ def _read_word(word: Word, hint: Any, default: Any, path: KeyPath, places: Place
         value = text  # not TOML: a bare word
     readings = [value]
     for member in members(hint):
+        if get_origin(member) in (list, tuple) and value == text and text.startswith("["):
+            # A shell takes the quotes of ["a"]; whether [a] is a list of a or the text [a] cannot be told.
+            raise places.error(
+                path, f"""got {repr_text(text)}, no list in TOML; write a,b without brackets, or '["a", "b"]' in a shell's quotes"""
+            )
         if get_origin(member) in (list, tuple) and not isinstance(value, list) and text:
             readings.append([Word(part.strip()) for part in _LISTED.findall(text) if part.strip()])
         elif member is float and not isinstance(value, (bool, int, float)) and text[:1] not in "\"'":
             with contextlib.suppress(ValueError):
-                readings.append(float(text))  # .5 and 1. are not TOML
-        elif member in (str, Path) and not isinstance(value, str):
+                readings.append(read_float(text))  # .5 and 1. are not TOML
+        elif member in (str, Path) and not isinstance(value, str) and not (isinstance(value, Beyond) and float in members(hint)):
             readings.append(text)
     for reading in readings[:-1]:
         found: list[str] = []
@@ -197,6 +202,8 @@ def holds_tbd(value: Any) -> bool:
 
 def describe(value: Any) -> str:
     """The value with its TOML type, cut to a length that fits a line."""
+    if isinstance(value, Beyond):
+        return f"the number {_short(value.text)}"
     names = {bool: "the boolean", int: "the integer", float: "the float", list: "the list", dict: "the table"}
     if isinstance(value, str):
         return "an empty string" if not value else f"the string {_short(repr_text(value))}"
@@ -235,6 +242,8 @@ def _way_out(value: Any, hint: Any, path: KeyPath) -> str:
             return f"; write {value.strip()} without quotes" if isinstance(parse_value(value), (int, float)) else ""
         except ValueError:
             return ""
+    if float in kinds and (isinstance(value, Beyond) or type(value) is int):
+        return ", which no float holds: they reach from 5e-324 to 1.8e308"
     if type(value) is int and bool in kinds:
         return "; write true or false"
     if type(value) is int and int in kinds:

@@ -1,14 +1,13 @@
 """load: a file and command-line words into one checked dataclass."""
 
 import re
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from align.config._convert import Patch, Places, Word, build, closest, dotted, nearest, repr_text
 from align.config._schema import ConfigError, fields, section
-from align.config._toml import KeyPath, locate, split_key
+from align.config._toml import KeyPath, locate, parse_table, parse_value, split_key
 
 T = TypeVar("T")
 
@@ -74,7 +73,7 @@ def _similar(path: Path) -> str:
 
 def _parse(text: str, shown: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return parse_table(text)
     except RecursionError:
         raise ConfigError(f"{shown}: nested too deeply to be a configuration") from None
     except ValueError as error:
@@ -106,12 +105,21 @@ def _override(cls: type, table: dict[str, Any], word: str, places: Places) -> No
             # A value that is no table is the file's mistake and is reported as such, unless it says none.
             if below is not None and not isinstance(below, Word) and below != "none":
                 return
-            table[name] = below = Patch()
+            table[name] = below = _written_table(below) or Patch()  # optimizer={name="adamw"} optimizer.lr=1e-4 are both meant
             places.known[path] = "command line"
         table = below
     places.known = {known: place for known, place in places.known.items() if known[: len(key)] != key}
     places.known[key] = "command line"
     table[key[-1]] = Word(word[end + 1 :])
+
+
+def _written_table(word: Any) -> dict[str, Any] | None:
+    """The inline table of an earlier word, if it is one."""
+    try:
+        value = parse_value(word)
+    except (ValueError, TypeError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _word_hint(cls: type, word: str) -> str:
@@ -124,9 +132,9 @@ def _word_hint(cls: type, word: str) -> str:
 
 def find_field(cls: type, name: str) -> bool:
     """Whether a dotted name is a field, or a section, of the dataclass."""
-    first, _, rest = name.partition(".")
+    first, dot, rest = name.partition(".")
     field = next((field for field in fields(cls) if field.name == first), None)
-    if field is None or not rest:
+    if field is None or not dot:
         return field is not None
     return section(field.type) is not None and find_field(section(field.type), rest)
 

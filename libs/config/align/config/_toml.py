@@ -18,12 +18,33 @@ _TOKEN = re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.
 KeyPath = tuple[str | int, ...]
 
 
+class Beyond(float):
+    """A written number that no float holds, `text`: 1e400 would be infinity, 1e-400 zero. It is no value of any field."""
+
+    text: str
+
+
+def read_float(text: str) -> float:
+    """float(text), or `Beyond`; inf and nan are what they say. Raises ValueError when it is no number."""
+    value = float(text)
+    digits = text.lower().partition("e")[0]
+    if (math.isinf(value) and any(map(str.isdigit, text))) or (value == 0 and any(digit.isdigit() and int(digit) for digit in digits)):
+        value = Beyond(value)
+        value.text = text.strip()
+    return value
+
+
+def parse_table(text: str) -> dict[str, Any]:
+    """A TOML document. Raises ValueError, RecursionError."""
+    return tomllib.loads(text, parse_float=read_float)
+
+
 def parse_value(text: str) -> Any:
     """The value of a TOML right-hand side. Raises ValueError when it is none."""
     if "\n" in text:
         raise ValueError("a newline")
     try:
-        table = tomllib.loads(f"x = {text}")
+        table = parse_table(f"x = {text}")
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if len(table) != 1:
