@@ -31,14 +31,26 @@ def find(path: str | Path) -> Path:
 
 
 def say(text: str) -> None:
-    """Prints a line; of several ranks the first speaks."""
+    """Prints a line; of several ranks the first speaks. Raises OutputLost: nothing takes it any more, as with `| head`."""
     if rank() == 0:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except OSError as error:
+            raise OutputLost(error) from None
 
 
 def rank() -> int:
     """This process among those that a launcher started; 0 without one."""
     return int(os.environ.get("RANK", "0"))
+
+
+class OutputLost(Exception):
+    """Standard output takes nothing more."""
+
+    exit_code = 2
+
+    def __init__(self, error: OSError):
+        super().__init__(f"standard output cannot be written ({error.strerror}); look at what reads it, or free space there")
 
 
 class Life:

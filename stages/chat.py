@@ -144,8 +144,11 @@ def converse(talk: Conversation, source: TextIO, out: TextIO) -> None:
     prompt, waiting = "> " if source.isatty() else "", ""
 
     def show(piece: str) -> None:
-        out.write(piece)
-        out.flush()
+        try:
+            out.write(piece)
+            out.flush()
+        except OSError as error:
+            raise _entry.OutputLost(error) from None
 
     while True:
         show(prompt)
@@ -153,15 +156,16 @@ def converse(talk: Conversation, source: TextIO, out: TextIO) -> None:
             line = source.readline()
         except KeyboardInterrupt:
             line = ""
-        if not line:
+        if not line and not waiting:
             show("\n" if prompt else "")
             return
-        line = waiting + line.rstrip("\n")
-        if line.endswith("\\"):
+        ended = not line  # after a line that would have gone on: it is asked as it is
+        line = waiting[:-1] if ended else waiting + line.rstrip("\n")
+        if line.endswith("\\") and not ended:
             waiting = line[:-1] + "\n"
             continue
         waiting = ""
-        command, _, rest = line.strip().partition(" ")
+        command, rest = [*line.strip().split(None, 1), "", ""][:2]
         if command in ("/quit", "/exit"):
             return
         if not command:

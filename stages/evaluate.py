@@ -286,7 +286,7 @@ def main(argv: list[str]) -> int:
         if len(argv) != 3:
             raise EvalError("--compare takes two results: run directories or items.jsonl files")
         return compared(argv[1], argv[2])
-    except (EvalError, ConfigError) as error:
+    except (EvalError, ConfigError, _entry.OutputLost) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
 

@@ -75,7 +75,7 @@ def generate(call: Invocation[GenerateConfig]) -> int:
     check(config)
     use_threads(config.threads)
     source = caller_path(config.input)
-    target = caller_path(config.output) if config.output else source.with_name(f"{source.stem}.samples.jsonl")
+    target = caller_path(config.output) if config.output else source.parent / f"{source.stem}.samples.jsonl"
     if target.exists() and not call.resume:
         raise ConfigError(f"{target} exists; name another output=, remove it, or go on with --resume")
     rows, places = read_prompts(source, config)
@@ -157,7 +157,11 @@ def read_prompts(source: Path, config: GenerateConfig) -> tuple[list[dict[str, A
 def _row(line: str, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+        rest = {key: value for key, value in row.items() if key != "prompt"} if isinstance(row, dict) else row
+        json.dumps(rest, ensure_ascii=False, allow_nan=False).encode()  # as it will be written, with its answers
+    except UnicodeEncodeError:
+        raise ConfigError(f"{place}: holds a lone surrogate (\\ud800 to \\udfff), which is no character; remove it, or the row") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}: not JSON ({error}); a line holds one object") from None
     if not isinstance(row, dict) or not (isinstance(row.get("prompt"), str) or "messages" in row):
         raise ConfigError(f'{place}: expected is an object with "prompt" (text) or "messages" (a list)')

@@ -139,6 +139,20 @@ import signal
     assert (process.returncode, out) == (5, "left in order\n") and told.count("\n") == 1
 
 
+def test_an_output_that_takes_nothing_is_one_line(tmp_path):
+    program = tmp_path / "stage.py"
+    program.write_text(
+        STAGE.format("_entry.say('x' * 10_000)")
+        .replace('print("here", flush=True)', "pass")
+        .replace('print("left in order", flush=True)', "pass")
+    )
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(STAGES), os.environ.get("PYTHONPATH", "")])}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, str(program)], stdout=full, stderr=subprocess.PIPE, text=True, env=paths, check=False)
+    told = "mine: standard output cannot be written (No space left on device); look at what reads it, or free space there\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
 def test_a_stage_leaves_the_handlers_as_they_were(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

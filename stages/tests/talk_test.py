@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import _common
+import _entry
 import chat as chat_stage
 import generate as generate_stage
 import pytest
@@ -55,6 +56,28 @@ def test_an_answer_is_the_samplers_and_commands_are_obeyed(parts):
 def test_a_line_goes_on_after_a_backslash(parts):
     said, conversation = talk(parts, "Leo has 19 coins.\\\n Leo gets 4 more. How many coins now?\n")
     assert conversation.asked == "Leo has 19 coins.\n Leo gets 4 more. How many coins now?" and said.strip()
+
+
+def test_a_line_that_would_go_on_is_asked_where_the_input_ends(parts):
+    said, conversation = talk(parts, "Leo has 19 coins.\\")
+    assert conversation.asked == "Leo has 19 coins." and said.strip()
+    said, conversation = talk(parts, "Leo has\\\n19 coins.\\\n")
+    assert conversation.asked == "Leo has\n19 coins." and said.strip()
+
+
+def test_a_command_may_end_in_a_tab(parts):
+    assert "no place for a system message" in talk(parts, "/system\tbe kind\n")[0]
+
+
+def test_a_conversation_that_nobody_reads_ends_in_one_line(parts):
+    class Gone(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    talked = chat_stage.Conversation(*parts, chat_stage.ChatConfig(), templated=False)
+    with pytest.raises(_entry.OutputLost, match=r"standard output cannot be written \(Broken pipe\)") as caught:
+        chat_stage.converse(talked, io.StringIO("Leo\n"), Gone())
+    assert caught.value.exit_code == 2
 
 
 def test_pieces_are_shown_as_they_come_and_an_interrupt_keeps_them(parts):
@@ -210,12 +233,20 @@ def test_what_generate_refuses(prompts, tmp_path, capsys):
         ("p.jsonl", b'{"prompt": "x"}\n{"messages": []}\n', "p.jsonl:2: \"messages\" is '[]'; expected is a list of at least one"),
         ("p.jsonl", b'{"prompt": "x", "messages": "y"}\n', "p.jsonl:1: \"messages\" is 'y'; expected is a list of at least one"),
         ("p.jsonl", b"\n", "p.jsonl has no prompts"),
+        ("p.jsonl", b'{"prompt": "x", "id": "\\ud800"}\n', "p.jsonl:1: holds a lone surrogate"),
+        ("p.jsonl", b'{"prompt": "x", "id": NaN}\n', "p.jsonl:1: not JSON (Out of range float"),
+        ("p.jsonl", b'{"prompt": "x", "id": 1e999}\n', "p.jsonl:1: not JSON (Out of range float"),
+        ("p.jsonl", b'{"prompt": "x", "id": ' + b"[" * 3000 + b"]" * 3000 + b"}\n", "p.jsonl:1: not JSON (maximum recursion depth"),
     ],
 )
 def test_a_prompt_that_cannot_be_asked_is_named_with_file_and_line(tmp_path, capsys, name, data, told):
     (tmp_path / name).write_bytes(data)
     assert generate(f"input={tmp_path / name}", "batch=1") == 2
     assert told in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_an_input_that_is_no_file_is_told(capsys):
+    assert generate("input=/") == 2 and "input /: cannot be read (Is a directory)" in capsys.readouterr().err
 
 
 def test_a_file_of_windows_is_read(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 from evals_cases import ROWS, TOKENIZER, FakeSampler
 
-from align.evals import EvalError, accuracy, choice_accuracy, choice_rows
+from align.evals import EvalError, accuracy, choice_accuracy, choice_rows, read_items
 
 CHOICES = [
     {"prompt": "The sky is", "choices": ["blue", "green"], "answer": 0, "level": "easy"},
@@ -71,6 +71,9 @@ def test_chunks_and_messages_change_nothing():
         ({"prompt": "x", "choices": ["a", "b"], "answer": "C"}, "answer 'C'"),
         ({"prompt": "x", "choices": ["a", "b"]}, "answer None"),
         ([], "expected is an object"),
+        ({"prompt": 5, "choices": ["a", "b"], "answer": 0}, "expected is an object"),
+        ({"messages": "x", "choices": ["a", "b"], "answer": 0}, "expected is an object"),
+        ({"prompt": "x", "choices": ["a", "\ud800"], "answer": 0}, "holds a lone surrogate"),
     ],
 )
 def test_a_wrong_row_is_named_with_its_line(tmp_path, row, wanted):
@@ -80,6 +83,13 @@ def test_a_wrong_row_is_named_with_its_line(tmp_path, row, wanted):
         choice_rows(path)
     path.write_text(json.dumps(CHOICES[0]) + "\n")
     assert choice_rows(path) == CHOICES[:1]
+
+
+@pytest.mark.parametrize("read", [choice_rows, read_items])
+def test_a_line_nested_too_deeply_is_named(tmp_path, read):
+    (tmp_path / "rows.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(EvalError, match=r"rows\.jsonl:1: "):
+        read(tmp_path / "rows.jsonl")
 
 
 SCRIPT = {row["prompt"]: ["\\boxed{7}", "\\boxed{0}"] for row in ROWS}

@@ -87,7 +87,10 @@ def choice_rows(path: str | Path) -> list[dict[str, Any]]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError as error:
+                json.dumps(row, ensure_ascii=False).encode()  # as its item will be written
+            except UnicodeEncodeError:
+                raise EvalError(f"{path}:{number}: holds a lone surrogate (\\ud800 to \\udfff), which is no character") from None
+            except (ValueError, RecursionError) as error:
                 raise EvalError(f"{path}:{number}: not JSON ({error}); a line holds one object") from error
             _gold(row, f"{path}:{number}")
             rows.append(row)
@@ -96,8 +99,8 @@ def choice_rows(path: str | Path) -> list[dict[str, Any]]:
 
 def _gold(row: Any, place: str) -> int:
     """The index of the right choice."""
-    if not isinstance(row, dict) or ("prompt" not in row and "messages" not in row):
-        raise EvalError(f"{place}: expected is an object with prompt (or messages), choices and answer")
+    if not isinstance(row, dict) or not (isinstance(row.get("prompt"), str) or isinstance(row.get("messages"), list)):
+        raise EvalError(f"{place}: expected is an object with prompt (text) or messages (a list), choices and answer")
     choices, answer = row.get("choices"), row.get("answer")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
         raise EvalError(f"{place}: choices is {choices!r}; expected is a list of two or more texts")

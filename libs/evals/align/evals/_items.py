@@ -80,7 +80,7 @@ def read_items(path: str | Path) -> list[Item]:
         if line.strip():
             try:
                 items.append(_item(json.loads(line)))
-            except ValueError as error:  # JSON and Unicode errors are ValueErrors too
+            except (ValueError, RecursionError) as error:  # JSON and Unicode errors are ValueErrors too
                 raise EvalError(f"{path}:{number}: {error}; is this a result file of an evaluation?") from error
     return items
 
