@@ -74,6 +74,46 @@ def test_an_outcome_without_exception_still_has_an_interval():
     assert str(mean_interval([1.0] * 20)) == "1.000 [0.832, 1.000]"
 
 
+def binary(right, count, **options):
+    return mean_interval([1.0] * right + [0.0] * (count - right), **options)
+
+
+def at_least(right, count, p):
+    """P(X >= right), X binomial, by its definition."""
+    return math.fsum(math.comb(count, i) * p**i * (1 - p) ** (count - i) for i in range(right, count + 1))
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"), [(10, 20, 0.27196, 0.72804), (19, 20, 0.75127, 0.99873), (0, 10, 0.0, 0.30850), (1, 1, 0.025, 1.0)]
+)
+def test_one_sample_a_problem_has_clopper_and_pearson_s_interval(right, count, low, high):
+    assert binary(right, count)[1:] == pytest.approx((low, high), abs=1e-5)
+
+
+@given(st.integers(1, 200), st.data(), st.sampled_from([0.5, 0.8, 0.95, 0.999]))
+def test_its_ends_are_where_the_tails_are_of_that_size(count, data, confidence):
+    right = data.draw(st.integers(0, count))
+    _, low, high = binary(right, count, confidence=confidence)
+    assert right == 0 or at_least(right, count, low) == pytest.approx((1 - confidence) / 2, rel=1e-9)
+    assert right == count or 1 - at_least(right + 1, count, high) == pytest.approx((1 - confidence) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [5, 20, 60])
+def test_it_covers_every_chance_and_a_right_answer_more_never_lowers_an_end(count):
+    """The percentile bootstrap held .968 in 87 % of evaluations of 100 problems, and began at .85 with 19 of 20 right, at .832 with all."""
+    ends = [binary(right, count)[1:] for right in range(count + 1)]
+    assert all(below[0] < above[0] and below[1] < above[1] for below, above in itertools.pairwise(ends))
+    for p in [i / 500 for i in range(1, 500)]:
+        inside = [math.comb(count, i) * p**i * (1 - p) ** (count - i) for i, (low, high) in enumerate(ends) if low <= p <= high]
+        assert math.fsum(inside) >= 0.95 - 1e-12
+
+
+def test_it_is_quick_and_exact_for_many_problems():
+    """The normal approximation is close there: .5 ± 1.96 / sqrt(4 n)."""
+    assert binary(500_000, 1_000_000)[1:] == pytest.approx((0.5 - 0.00098, 0.5 + 0.00098), abs=2e-6)
+    assert binary(999_999, 1_000_000).low == pytest.approx(1 - 5.5716e-6, abs=1e-9)  # half the .975 quantile of chi-square with 4 degrees
+
+
 @pytest.mark.parametrize(
     ("counts", "k", "message"),
     [

@@ -66,7 +66,7 @@ class EvalResult:
 
     @cached_property
     def interval(self) -> Estimate:
-        """The accuracy with its 95 % bootstrap interval over problems; NaN where none could be judged."""
+        """The accuracy with its 95 % interval over problems; NaN where none could be judged."""
         return _interval(self.items)
 
     @cached_property

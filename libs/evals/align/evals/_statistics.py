@@ -20,11 +20,12 @@ class Estimate(NamedTuple):
 def mean_interval(
     values: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)
 ) -> Estimate:
-    """The mean of one value a problem, with a percentile bootstrap interval over problems (Efron and Tibshirani 1993, chapter 13).
+    """The mean of one value a problem, with its interval over problems.
 
-    bounds: the values that are possible. Where all values are alike, so is every resample, and the bootstrap says nothing: the interval
-    then reaches as far as the exact binomial one of an outcome without exception does: to 1 - ((1 - confidence) / 2)^(1/n) of the range.
-    The same values and seed give the same interval.
+    bounds: the values that are possible. Where every value is one of the two, as with one sample a problem, the interval is the exact
+    binomial one (Clopper and Pearson 1934). Else it is a percentile bootstrap (Efron and Tibshirani 1993, chapter 13), which says nothing
+    where all values are alike: the interval then reaches as far as the exact one of an outcome without exception does, to
+    1 - ((1 - confidence) / 2)^(1/n) of the range. The same values and seed give the same interval.
 
     Raises:
         ValueError: no values, or a confidence that is not between 0 and 1.
@@ -36,12 +37,32 @@ def mean_interval(
     count, tail = len(values), (1 - confidence) / 2
     mean = math.fsum(values) / count
     lowest, highest = bounds
+    if set(values) <= {lowest, highest}:
+        right = sum(value == highest for value in values)
+        low, high = _binomial_low(right, count, tail), 1 - _binomial_low(count - right, count, tail)
+        return Estimate(mean, lowest + (highest - lowest) * low, lowest + (highest - lowest) * high)
     if all(value == values[0] for value in values):
         reach = (highest - lowest) * (1 - tail ** (1 / count))
         return Estimate(mean, max(lowest, mean - reach), min(highest, mean + reach))
     draw = random.Random(seed).choices
     means = sorted(sum(draw(values, k=count)) / count for _ in range(resamples))
     return Estimate(mean, _quantile(means, tail), _quantile(means, 1 - tail))
+
+
+def _binomial_low(right: int, count: int, tail: float) -> float:
+    """The chance p at which `right` or more of `count` come with probability `tail`; found by halving."""
+    low, high = 0.0, right / count
+    for _ in range(60 if right else 0):
+        p = (low + high) / 2
+        logs = math.lgamma(count + 1) - math.lgamma(right + 1) - math.lgamma(count - right + 1)
+        term = total = math.exp(logs + right * math.log(p) + (count - right) * math.log1p(-p))
+        for i in range(right, count):  # terms fall: p is below right / count
+            term *= (count - i) / (i + 1) * p / (1 - p)
+            total += term
+            if term <= 1e-17 * total:
+                break
+        low, high = (p, high) if total < tail else (low, p)
+    return low
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
