@@ -1,5 +1,6 @@
 """report.html: self-contained and well-formed, ticks by value, no spike lost, bounded in size; read from broken runs too."""
 
+import json
 import math
 import re
 import time
@@ -324,6 +325,48 @@ def test_a_run_of_one_evaluation_has_a_table_and_no_curves(tmp_path):
     assert "<h2>Results</h2>" in page and "Before" not in page and "<h2>Curves</h2>" not in page
     assert "<td>accuracy</td><td>0.25</td><td>0.2 – 0.31</td>" in page and "<td>mean tokens</td><td>12.5</td><td></td>" in page
     assert page.count('<p class="prompt">') == 1 and page.count("<pre>") == 3 + 2 and "problem" not in page and "finish" not in page
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.integers()
+    | st.integers(-5, 5).map(lambda n: n * 10**400)
+    | st.sampled_from(["7", "<b>&\"'"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["accuracy", "a<b>", "a<b>_low"]), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    a_run(root / "other")
+    (root / "run").mkdir()
+    return root / "run"
+
+
+RESULTS = ["status", "stage", "steps", "wall_s", "reason", "next", "metrics", "last_loss", "<i>"]
+RECORDS = ["step", "time", "loss", "accuracy", "accuracy_low", "event", "prompt", "output", "correct", "finish_reason", "<i>"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(RESULTS), JSON, max_size=6),
+    st.lists(st.dictionaries(st.sampled_from(RECORDS), JSON, max_size=5), max_size=4),
+)
+@settings(max_examples=150)
+def test_any_values_in_a_run_s_files_make_a_well_formed_report(scratch, result, records):
+    """The files are on a disk: of another release, edited, of somebody else's program."""
+    for name in ("history.jsonl", "eval.jsonl", "samples.jsonl"):
+        (scratch / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    result["metrics"] = {"before": result.get("metrics"), "after": {"a<b>": result.get("<i>")}}
+    (scratch / "stage_result.json").write_text(json.dumps(result))
+    for path in (write_report(scratch), write_comparison([scratch, scratch.parent / "other"], scratch / "both.html")):
+        page = path.read_text()
+        tags = Tags(page)
+        assert not tags.open and len(svgs(page)) == sum(tag == "svg" for tag, _ in tags.found)
+        assert "<b>&" not in page and "<i>" not in page  # of the values and names
 
 
 def test_a_comparison_lays_the_runs_over_each_other(tmp_path):

@@ -10,12 +10,14 @@ from align.tracking._jsonl import RunDirError, write_whole
 from align.tracking._progress import show_duration
 from align.tracking._report import (
     _HEAD,
-    _STATUS,
     _cell,
     _collect,
+    _finite,
     _metrics,
     _read_json,
+    _real,
     _Run,
+    _status,
     _words,
     heading,
 )
@@ -73,11 +75,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _results(names: Sequence[str], runs: Sequence[_Run], results: Sequence[dict[str, Any]]) -> str:
     rows: list[tuple[str, list[str]]] = [("status", []), ("steps", []), ("time", [])]
     for run, result in zip(runs, results, strict=True):
-        text, style = _STATUS.get(result.get("status"), (str(result.get("status")), "wait"))
+        text, style = _status(result)
         rows[0][1].append(f'<span class="badge {style}">{escape(text)}</span>')
-        rows[1][1].append(number(float(result.get("steps", run.last_step))))
-        wall = result.get("wall_s", run.seconds)
-        rows[2][1].append(show_duration(wall) if isinstance(wall, (int, float)) and wall > 0 else "–")
+        rows[1][1].append(number(_real(result.get("steps", run.last_step)) or 0.0))
+        wall = _finite(result.get("wall_s", run.seconds))
+        rows[2][1].append(show_duration(wall) if wall is not None and wall > 0 else "–")
     keys = dict.fromkeys((when, key) for result in results for when in ("before", "after") for key in _metrics(result, when))
     for when, key in sorted(keys, key=lambda item: item[1]):
         rows.append((f"{_words(key)}, {when}", [_cell(_metrics(result, when).get(key)) for result in results]))

@@ -148,9 +148,23 @@ def _records(path: Path, problems: list[str]) -> Iterable[dict[str, Any]]:
         problems.append(str(error))
 
 
+def _real(value: Any) -> float | None:
+    """A number as a file gives it, infinite where no float holds it; None where it is another thing."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _finite(value: Any) -> float | None:
+    real = _real(value)
+    return real if real is not None and math.isfinite(real) else None
+
+
 def _step(record: dict[str, Any]) -> float:
-    step = record.get("step")
-    return float(step) if isinstance(step, (int, float)) and math.isfinite(step) else 0.0
+    return _finite(record.get("step")) or 0.0
 
 
 def _add(series: dict[str, Series], step: float, record: dict[str, Any]) -> None:
@@ -170,8 +184,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _status(result: Mapping[str, Any]) -> tuple[str, str]:
+    """In words, and the class of its badge."""
+    status = result.get("status")
+    return _STATUS.get(None if status is None else str(status), (str(status), "wait"))
+
+
 def _header(path: Path, stage: str, run: _Run, result: Mapping[str, Any]) -> str:
-    text, style = _STATUS.get(result.get("status"), (str(result.get("status")), "wait"))
+    text, style = _status(result)
     reason = f'<p class="soft">{escape(str(result["reason"]))}</p>' if result.get("reason") else ""
     problems = "".join(f'<p class="badge bad-badge">{escape(problem)}</p>' for problem in run.problems)
     return (
@@ -181,10 +201,10 @@ def _header(path: Path, stage: str, run: _Run, result: Mapping[str, Any]) -> str
 
 
 def _tiles(run: _Run, result: Mapping[str, Any]) -> str:
-    steps = result.get("steps", run.last_step)
+    steps = _real(result.get("steps", run.last_step)) or 0.0
     tiles = [("steps", number(steps))] if steps or not result else []  # an evaluation has none
-    wall = result.get("wall_s", run.seconds)
-    if isinstance(wall, (int, float)) and wall > 0:
+    wall = _finite(result.get("wall_s", run.seconds))
+    if wall is not None and wall > 0:
         tiles.append(("time", show_duration(wall)))
     loss = run.history.get("loss")
     if loss and loss.count:
@@ -194,8 +214,8 @@ def _tiles(run: _Run, result: Mapping[str, Any]) -> str:
         tiles.append(("tokens/s, mean", number(sum(b.total for b in rate.buckets) / rate.count)))
     skip = {"status", "stage", "steps", "wall_s", "reason", "checkpoint", "next", "last_loss"}
     for key, value in result.items():
-        if key not in skip and isinstance(value, (int, float)) and not isinstance(value, bool):
-            tiles.append((_words(key), number(value)))
+        if key not in skip and (real := _real(value)) is not None:
+            tiles.append((_words(key), number(real)))
     inner = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles)
     return f'<dl class="tiles">{inner}</dl>'
 
@@ -238,10 +258,6 @@ def _class(column: str, columns: Sequence[str]) -> str:
     return ' class="change"' if column == "change" and "interval" in columns else ""
 
 
-def _finite(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
 def _interval(run: _Run, name: str) -> str:
     low, high = run.evals.get(f"{name}_low"), run.evals.get(f"{name}_high")
     return f"{number(low.final)} – {number(high.final)}" if low and high else ""
@@ -254,7 +270,8 @@ def _metrics(result: Mapping[str, Any], when: str) -> Mapping[str, Any]:
 
 
 def _cell(value: Any) -> str:
-    return "–" if value is None else number(value) if isinstance(value, (int, float)) else escape(str(value))
+    real = _real(value)
+    return "–" if value is None else escape(str(value)) if real is None else number(real)
 
 
 def _words(name: str) -> str:
@@ -332,11 +349,12 @@ def _output(record: dict[str, Any], *, stepped: bool) -> str:
     text = str(record.get("output", record.get("completion", "")))
     marks = [f"step {number(_step(record))}"] if stepped else []
     if "correct" in record:
-        name, style = {True: ("right", "good"), False: ("wrong", "bad-badge")}.get(record["correct"], ("undecided", "wait"))
+        name, style = {"True": ("right", "good"), "False": ("wrong", "bad-badge")}.get(str(record["correct"]), ("undecided", "wait"))
         marks.append(f'<span class="badge {style}">{name}</span>')
     for key, value in record.items():
         if key not in _NOT_TOLD and value is not None and (key, value) != ("finish_reason", "stop"):
-            label = number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+            real = _real(value)
+            label = str(value) if real is None else number(real)
             marks.append(f"<span>{escape(_words(key))}: {escape(label)}</span>")
     shown = text if len(text) <= 4000 else text[:4000] + " …"
     inner = escape(shown) or '<span class="soft">(empty)</span>'
