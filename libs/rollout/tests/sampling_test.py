@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_cases import CASES, biased, chi_square_z, exact, some_logits
 
+from align import kernels
 from align.rollout import RolloutError
 from align.rollout._noise import Noise, sample_key, token_keys
 from align.rollout._sampling import SamplingParams, draw
@@ -129,6 +130,21 @@ def test_equally_likely_tokens_stay_together_and_one_token_always_stays():
         torch.tensor([[0.0, 5.0, 1.0, 2.0]]), SamplingParams(top_p=1e-6), noise.negative_exponential(torch.tensor([1]))
     )
     assert tokens.tolist() == [1] and logprobs.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"), [(1, 0.5, 1), (2, 0.5, 1), (3, 0.5, 1), (4, 0.5, 4), (0, 0.5, 4), (2, 0.7, 4), (2, 1.0, 4)]
+)
+def test_the_share_of_top_p_is_of_k_tokens_in_both_engines(top_k, top_p, kept):
+    """Of .4, .2, .2, .2: two make .6, of which .5 is less than the first; .7 is more, and with the second come its equals."""
+    rows = 4000
+    logits, keys, positions = torch.tensor([0.4, 0.2, 0.2, 0.2]).log().expand(rows, -1).contiguous(), torch.arange(rows), torch.zeros(rows)
+    tokens, _, _ = draw(
+        logits, SamplingParams(1.0, top_p, top_k), Noise(rows, 4, CPU).negative_exponential(token_keys(keys, positions.long()))
+    )
+    options = torch.ones(rows), torch.full((rows,), top_k, dtype=torch.int32), torch.full((rows,), top_p), torch.zeros(rows)
+    assert torch.equal(kernels.sample(logits, keys, positions.long(), *options)[0], tokens)
+    assert sorted(set(tokens.tolist())) == list(range(kept))
 
 
 def test_logits_in_bf16_are_normalised_in_fp32():  # R073

@@ -23,8 +23,8 @@ class SamplingParams:
 
     temperature: > 0, or 0 for the most likely token (then the three filters have nothing to do).
     top_k: keep the k most likely tokens; 0 = off. Tokens as likely as the k-th stay.
-    top_p: of what top-k left, keep the most likely tokens until their share reaches top_p, the one that crosses it included; 1 = off
-    (Holtzman et al. 2020).
+    top_p: of the k most likely, keep the most likely tokens until their share reaches top_p, the one that crosses it included; 1 = off
+    (Holtzman et al. 2020). What equals the k-th is no part of that share.
     min_p: keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024); 0 = off.
 
     Each filter is a threshold on the probability, so equally likely tokens stay or go together, and the most likely token always stays.
