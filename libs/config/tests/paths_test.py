@@ -19,3 +19,5 @@ def test_paths_are_the_callers(tmp_path, monkeypatch):
     assert caller_path("~/a") == Path("/home/me/a") and workspace_root() == Path("/workspace/of")
     with pytest.raises(ConfigError, match="no such home"):
         caller_path("~nobody-of-that-name/a")
+    with pytest.raises(ConfigError, match=r"^'a\\x00b' has a null byte"):
+        caller_path("a\0b")

@@ -39,8 +39,10 @@ class Invocation(Generic[T]):
 def caller_path(path: str | Path) -> Path:
     """A path as the person meant it who typed it: relative to where `bazel run` was called, else to the current directory.
 
-    Raises ConfigError when ~ names no home directory.
+    Raises ConfigError when ~ names no home directory, or for a null byte, which TOML can write and no path can have.
     """
+    if "\0" in str(path):
+        raise ConfigError(f"{str(path)!r} has a null byte; no path has one")
     try:
         expanded = Path(path).expanduser()
     except RuntimeError:
