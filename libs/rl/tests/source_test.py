@@ -262,6 +262,7 @@ def test_two_ranks_train_on_the_answers_that_one_would():
     ("options", "told"),
     [
         ({"group": 3}, "global_batch 8 is not a multiple of rollout.group 3; try 6"),
+        ({"group": 9}, "rollout.group is 9; it must be at most train.global_batch 8$"),
         ({"temperature": 0.0}, "temperature"),
         ({"temperature": float("inf")}, "rollout.temperature is inf; it must be a finite number"),
         ({"temperature": float("nan")}, "rollout.temperature is nan; it must be a finite number"),

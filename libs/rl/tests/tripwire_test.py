@@ -107,5 +107,7 @@ def test_every_setting_changes_what_is_seen(field, value, lines):
 def test_settings_out_of_range_are_named(field):
     with pytest.raises(RlError, match=f"tripwire.{field}"):
         CollapseTripwire(TripwireConfig(**{field: 0}))
+    with pytest.raises(RlError, match=r"^tripwire\.flat is 9; it must be at least twice tripwire\.window, 5, or none$"):
+        CollapseTripwire(TripwireConfig(flat=9))
     with pytest.raises(RlError, match="tripwire"):
         CollapseTripwire(TripwireConfig()).load_state_dict({"fired": True})

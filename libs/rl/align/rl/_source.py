@@ -61,8 +61,10 @@ def check_rollout(config: RolloutConfig, *, global_batch: int, micro_batch: int,
         raise RlError(f"rollout.temperature is {config.temperature}; {why}")
     if config.overlong == "penalty" and config.overlong_buffer > config.max_new_tokens:
         raise RlError(f"rollout.overlong_buffer {config.overlong_buffer} is more than rollout.max_new_tokens {config.max_new_tokens}")
+    if config.group > global_batch:
+        raise RlError(f"rollout.group is {config.group}; it must be at most train.global_batch {global_batch}")
     if global_batch % config.group:
-        below = max(global_batch - global_batch % config.group, config.group)
+        below = global_batch - global_batch % config.group
         raise RlError(f"train.global_batch {global_batch} is not a multiple of rollout.group {config.group}; try {below}")
     if global_batch % (world * micro_batch):
         raise RlError(f"train.global_batch {global_batch} is not a multiple of ranks {world} × train.micro_batch {micro_batch}")

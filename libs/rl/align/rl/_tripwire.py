@@ -43,10 +43,11 @@ class CollapseTripwire:
             ("dead", config.dead, config.dead is None or 0 < config.dead <= 1),
             ("grad_norm", config.grad_norm, config.grad_norm is None or config.grad_norm > 1),
             ("kl", config.kl, config.kl is None or config.kl > 0),
-            ("flat", config.flat, config.flat is None or config.flat >= 2 * config.window),
         ):
             if not fits:
-                raise RlError(f"tripwire.{name} is {value}; see --help for its range (flat is at least twice the window)")
+                raise RlError(f"tripwire.{name} is {value}; see --help for its range")
+        if config.flat is not None and config.flat < 2 * config.window:
+            raise RlError(f"tripwire.flat is {config.flat}; it must be at least twice tripwire.window, {config.window}, or none")
         self.config = config
         self.fired = False
         self.at_step: int | None = None
