@@ -16,6 +16,7 @@ import torch
 from _entry import find as find
 from _entry import run_stage as run_stage
 from _entry import say as say
+from _fields import ANSWERS, GENERATED, THREADS, TOKENS, check_most, of_field
 from _life import LivingSampler
 
 from align.checkpoint import CheckpointError, newest
@@ -23,7 +24,7 @@ from align.config import ConfigError, Invocation, caller_path, workspace_root
 from align.data import Encoded, arithmetic_rows, bundled_rows, eval_batches, read_rows
 from align.evals import Estimate, EvalResult, accuracy, encode_prompt
 from align.guard import Projection, Refused, RunShape, preflight, project, read_host
-from align.model import Decoder, ModelConfig, init, load
+from align.model import Decoder, ModelConfig, init, load, load_config
 from align.rollout import NativeSampler
 from align.tokenizer import ChatError, Tokenizer, TokenizerError, resolve_tokenizer
 from align.train import LoraConfig, Ranks, TrainerConfig, TrainModule, finished, join, launch, started, to_device, validate
@@ -37,6 +38,11 @@ SETTINGS = (
     "checkpoint.mode",
     "launch.nproc",
 )
+
+
+ASKED_AT_ONCE = 256  # rows, by align.evals.accuracy
+ANSWER_BYTES = 1000  # of an answer that is kept, beside its tokens
+TOKEN_BYTES = 8  # of each token that an answer in the making may get: its noise's key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +98,8 @@ class GuardSection:
 def model_directory(path: Path, setting: str = "model.path") -> Path:
     """The directory of a model, or of the newest checkpoint when a run directory is named. Raises ConfigError saying what is expected, or
     which older checkpoint is whole where the newest one is not."""
-    directory = find(path)
+    with of_field(setting):
+        directory = find(path)
     if not (directory / "config.json").exists():
         try:
             checkpoint = newest(directory / "checkpoints", setting=setting)
@@ -107,6 +114,18 @@ def model_directory(path: Path, setting: str = "model.path") -> Path:
             "tokenizer.json, or a run directory with checkpoints. Real weights: ./bazelw run //tools:fetch_weights -- smollm2-135m-instruct"
         )
     return directory
+
+
+def start_model(section: Any, *, planning: bool) -> tuple[Path | None, ModelConfig]:
+    """model.path's directory and what its config.json says; in a plan, where there is no such path, None and model.plan_config's."""
+    if planning and section.plan_config is not None:
+        with of_field("model.path"):
+            planning = not find(section.path).exists()
+        if planning:
+            with of_field("model.plan_config"):
+                return None, load_config(find(section.plan_config))
+    directory = model_directory(section.path)
+    return directory, model_config_of(directory)
 
 
 def on_ranks(program: str, stage: Callable[[Invocation[Any]], int]) -> Callable[[Invocation[Any]], int]:
@@ -136,7 +155,8 @@ def run_directory(run_dir: Path | None, stage: str, ranks: Ranks) -> Path:
     """The configured one, relative to the caller, or runs/<stage>-<time> in the workspace; the same on every rank.
 
     Raises ConfigError: it holds another stage's run, whose records a --resume would cut."""
-    path = caller_path(run_dir) if run_dir else workspace_root() / "runs" / time.strftime(f"{stage}-%Y%m%d-%H%M%S")
+    with of_field("run_dir"):
+        path = caller_path(run_dir) if run_dir else workspace_root() / "runs" / time.strftime(f"{stage}-%Y%m%d-%H%M%S")
     for name in ("stage_result.json", "env.json"):  # the latter of a run that was killed
         try:
             other = json.loads((path / name).read_bytes()).get("stage", stage)
@@ -149,11 +169,13 @@ def run_directory(run_dir: Path | None, stage: str, ranks: Ranks) -> Path:
 
 
 def load_tokenizer(section: ModelSection, directory: Path | None) -> Tokenizer:
-    """The section's own choice, else the directory's (None: where section.path would be)."""
+    """The section's own choice, else the directory's (None: where section.path would be). Raises ConfigError naming the field."""
     if section.tokenizer is None:
-        return resolve_tokenizer(directory or find(section.path))
-    own = find(section.tokenizer)
-    return resolve_tokenizer(own if own.exists() else section.tokenizer)
+        with of_field("model.path"):
+            return resolve_tokenizer(directory or find(section.path))
+    with of_field("model.tokenizer"):
+        own = find(section.tokenizer)
+        return resolve_tokenizer(own if own.exists() else section.tokenizer)
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: ModelConfig, section: ModelSection) -> None:
@@ -174,12 +196,21 @@ def pick_device(section: ModelSection, config: ModelConfig, *, planning: bool = 
     return torch.device(section.device)
 
 
-def build_model(section: ModelSection, directory: Path | None, config: ModelConfig, seed: int, device: torch.device) -> Decoder:
-    """The directory's weights; without a directory new ones, made from the seed."""
+def build_model(
+    section: ModelSection, directory: Path | None, config: ModelConfig, seed: int, device: torch.device, setting: str = "model.path"
+) -> Decoder:
+    """The directory's weights; without a directory new ones, made from the seed. Raises ConfigError naming `setting`, the directory's."""
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[section.dtype]
     if directory is None:
         return init(config, seed, dtype).to(device)
-    return load(directory, dtype=dtype, device=str(device))
+    with of_field(setting):
+        return load(directory, dtype=dtype, device=str(device))
+
+
+def model_config_of(directory: Path, setting: str = "model.path") -> ModelConfig:
+    """What config.json says. Raises ConfigError naming the field."""
+    with of_field(setting):
+        return load_config(directory)
 
 
 def project_run(config: ModelConfig, *, device: torch.device, weight_bytes: int, **run: Any) -> Projection:
@@ -239,7 +270,8 @@ def held_out_loss(module: TrainModule, held: Encoded, *, max_length: int, packin
 
 def check_fit(projection: Projection, section: GuardSection, folder: Path) -> list[str]:
     """Compares a projection with this machine; returns the checks that failed and were let pass. Raises align.guard.Refused."""
-    host = read_host(folder)
+    with of_field("run_dir"):
+        host = read_host(folder)
     on_device = projection.shape.device == "cuda" and torch.cuda.is_available()
     device = torch.cuda.mem_get_info()[0] / 2**30 if on_device else None
     small = projection.peak_gb < host.total_host_gb / 4  # such a run disturbs nobody, and a busy machine only slows it down
@@ -258,6 +290,7 @@ def use_threads(threads: int, name: str = "threads") -> None:
     """Sets torch's CPU threads; 0 leaves torch's own choice. Raises ConfigError naming the field."""
     if threads < 0:
         raise ConfigError(f"{name} is {threads}; it must be at least 0 (0 leaves torch's own choice)")
+    check_most(name, threads, THREADS)
     if threads:
         torch.set_num_threads(threads)
 
@@ -276,6 +309,8 @@ def check_sampling(section: Sampling) -> None:
 def check_judged(section: JudgeSection) -> None:
     """Raises ConfigError, naming the field, for values that nothing can be judged with."""
     check_numbers("eval", section, {"problems": 0, "samples": 1, "max_new_tokens": 1, "batch": 1, "show": 0})
+    if section.source == "arithmetic":
+        check_most("eval.problems", section.problems, GENERATED)
     if section.temperature == 0 and section.samples > 1 and section.problems:
         raise ConfigError(
             f"eval.samples={section.samples} at eval.temperature=0 would all be alike; add eval.temperature=1, or eval.samples=1"
@@ -283,10 +318,13 @@ def check_judged(section: JudgeSection) -> None:
 
 
 def check_numbers(name: str, section: Any, least: Mapping[str, int]) -> None:
-    """Raises ConfigError, naming the field: one of these below its least value (those a section lacks aside), or no temperature."""
+    """Raises ConfigError, naming the field: one of these below its least value (those a section lacks aside) or beyond any use, or no
+    temperature."""
     for field_, low in least.items():
         if (value := getattr(section, field_, low)) < low:
             raise ConfigError(f"{name}.{field_} is {value}; it must be at least {low}")
+        if (most := {"samples": ANSWERS, "max_length": TOKENS}.get(field_)) is not None:
+            check_most(f"{name}.{field_}", value, most)
     if not 0 <= (temperature := getattr(section, "temperature", 0.0)) < math.inf:
         raise ConfigError(f"{name}.temperature is {temperature}; it must be a finite number from 0 (0: the likeliest token each time)")
 
@@ -310,21 +348,43 @@ def prompt_ids(tokenizer: Tokenizer, row: Mapping[str, Any], place: str, window:
     return ids
 
 
-def check_prompts(rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, config: ModelConfig, source: str) -> None:
-    """Raises ConfigError, naming the row, before anything is sampled: a prompt that the model cannot be asked with."""
+def check_prompts(rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, config: ModelConfig, section: JudgeSection) -> None:
+    """Raises ConfigError, naming the row, before anything is sampled: a prompt that the model cannot be asked with; or more answers than
+    memory holds."""
     for number, row in enumerate(rows, 1):
         shown = row.get("prompt", row.get("messages"))
-        prompt_ids(tokenizer, row, f"{source}: row {number}, {str(shown)[:40]!r}", config.max_length)
+        prompt_ids(tokenizer, row, f"eval.source {section.source}: row {number}, {str(shown)[:40]!r}", config.max_length)
+    longest = min(section.max_new_tokens, config.max_length)
+    check_answers("eval.samples", section.samples, prompts=len(rows), at_once=ASKED_AT_ONCE, tokens=longest)
+
+
+def check_answers(name: str, samples: int, *, prompts: int, at_once: int, tokens: int) -> None:
+    """Raises ConfigError: the answers are more than this machine's memory holds.
+
+    Args:
+        name: the field that says how many answers a prompt gets.
+        prompts, at_once: that are answered in all, all answers being kept, and in one call of the sampler.
+        tokens: of the longest answer.
+    """
+    wanted = samples * (min(prompts, at_once) * tokens * TOKEN_BYTES + prompts * ANSWER_BYTES) / 2**30
+    there = read_host(Path.cwd()).total_host_gb
+    if wanted > there:
+        raise ConfigError(
+            f"{name} is {samples}: so many answers of up to {tokens} tokens to {prompts} prompts take {wanted:,.0f} GiB of host memory, "
+            f"and there are {there:.0f}; take at most {max(int(samples * there / wanted), 1)}, or fewer prompts"
+        )
 
 
 def judged_rows(section: JudgeSection, *, chat: bool, system: str | None) -> list[dict[str, Any]]:
     """Rows {"prompt", "answer", ...}, those of a file in their order, the first `problems`; with chat also "messages"."""
     if section.source == "arithmetic":
-        rows = arithmetic_rows(section.problems, seed=1, held_out=True)
+        with of_field("eval.problems"):
+            rows = arithmetic_rows(section.problems, seed=1, held_out=True)
     elif section.source in ("gsm8k_test", "math500"):
         rows = bundled_rows(section.source).rows[: section.problems]
     else:
-        rows = read_rows(caller_path(section.source), kind="answer").rows[: section.problems]
+        with of_field("eval.source"):
+            rows = read_rows(caller_path(section.source), kind="answer").rows[: section.problems]
     if not chat:
         return rows
     opening = [{"role": "system", "content": system}] if system is not None else []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from _common import find, say
+from _fields import of_field
 from _rl import Loaded, WholeSampler
 
 import align.rollout_protocol
@@ -82,7 +83,8 @@ class ExternalSampler:
 
     def __init__(self, section: ExternalSection, model: Decoder, loaded: Loaded) -> None:
         self._section, self._model, self._loaded = section, model, loaded
-        place = find(section.weights) if section.weights else loaded.run_dir
+        with of_field("vllm.weights"):
+            place = find(section.weights) if section.weights else loaded.run_dir
         self._folder = place / f"sampler-weights-{loaded.ranks.agree(os.getpid())}"
         self._address = section.address or f"unix:{loaded.ranks.agree(socket_folder() if loaded.ranks.main else None)}/sampler"
         self._sampler: RemoteSampler[Sample] | None = None

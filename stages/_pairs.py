@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from _common import check_numbers, find, say
+from _common import check_answers, check_numbers, find, say
+from _fields import GENERATED, check_most, of_field
 from _rl import Loaded, WholeSampler, prompt_rows
 
 from align.config import ConfigError, caller_path
@@ -53,31 +54,34 @@ def check_pairs(section: PairSection, name: str = "data") -> None:
     check_numbers(name, section, {"max_length": 2, **made})
     if section.rows is not None and section.rows < 1:
         raise ConfigError(f"{name}.rows is {section.rows}; it must be at least 1, or none for all")
+    if section.source == "arithmetic":
+        check_most(f"{name}.rows", section.rows or 0, GENERATED)
     if section.temperature == 0 and made_here(section):
         raise ConfigError(f"{name}.temperature is 0, at which all answers to a prompt are alike and make no pair; raise it")
 
 
 def pair_rows(
-    section: PairSection, loaded: Loaded, model: Callable[[], Decoder], *, seed: int, kept: Path | None = None
+    section: PairSection, loaded: Loaded, model: Callable[[], Decoder], *, seed: int, kept: Path | None = None, name: str = "data"
 ) -> list[dict[str, Any]]:
-    """The rows {"prompt", "chosen", "rejected"}, told about. kept: a file of made pairs from an earlier leg of the run."""
+    """The rows {"prompt", "chosen", "rejected"}, told about. kept: a file of made pairs from an earlier leg of the run; name: of the
+    section. Raises ConfigError naming the field."""
     if made_here(section):
         if kept is not None and kept.exists():
             rows: list[dict[str, Any]] = list(read_objects(kept))
             say(f"pairs    {len(rows)} of {kept}")
             return rows
-        return _made(section, loaded, model(), seed)
-    reader, path = (solution_pairs, bundled("gsm8k_solutions")) if section.source == "gsm8k_solutions" else (
-        preference_rows, caller_path(section.source))  # fmt: skip
-    rows, dropped = reader(path)
+        return _made(section, loaded, model, seed, name)
+    with of_field(f"{name}.source"):
+        own = section.source != "gsm8k_solutions"
+        rows, dropped = preference_rows(caller_path(section.source)) if own else solution_pairs(bundled("gsm8k_solutions"))
     say(f"pairs    {len(rows)} of {section.source}" + (f"; left out: {dict(dropped)}" if dropped else ""))
     return rows[: section.rows]
 
 
-def encode(section: PairSection, loaded: Loaded, rows: list[dict[str, Any]]) -> EncodedPairs:
-    """Raises ConfigError: data.max_length is beyond the model's window."""
+def encode(section: PairSection, loaded: Loaded, rows: list[dict[str, Any]], name: str = "data") -> EncodedPairs:
+    """Raises ConfigError: max_length is beyond the model's window. name: the section's."""
     if section.max_length > loaded.config.max_length:
-        raise ConfigError(f"data.max_length {section.max_length} is beyond the model's window {loaded.config.max_length}; lower it")
+        raise ConfigError(f"{name}.max_length {section.max_length} is beyond the model's window {loaded.config.max_length}; lower it")
     encoded = encode_preferences(
         rows, loaded.tokenizer, max_length=section.max_length, overlong=section.overlong, chat=section.chat, system=section.system,
         template=section.template,
@@ -93,18 +97,22 @@ def _asked(section: PairSection, tokenizer: Tokenizer, row: dict[str, Any]) -> l
     return encode_prompt(tokenizer, row)
 
 
-def _made(section: PairSection, loaded: Loaded, model: Decoder, seed: int) -> list[dict[str, Any]]:
+def _made(section: PairSection, loaded: Loaded, model: Callable[[], Decoder], seed: int, name: str) -> list[dict[str, Any]]:
     count = section.rows or GENERATED_PROMPTS
     if section.source == "arithmetic":
-        found: list[dict[str, Any]] = arithmetic_rows(count, seed=0, held_out=False)
+        with of_field(f"{name}.rows"):
+            found: list[dict[str, Any]] = arithmetic_rows(count, seed=0, held_out=False)
     else:
         found = gsm8k_rows(bundled(section.source))[:count]
+    longest = min(section.max_new_tokens, loaded.config.max_length)
+    check_answers(f"{name}.samples", section.samples, prompts=len(found), at_once=len(found), tokens=longest)
     rows = prompt_rows([row for row in found if readable(row)], chat=section.chat, system=section.system)
-    reward = make_reward(section.reward, locate=find)
+    with of_field(f"{name}.reward"):
+        reward = make_reward(section.reward, locate=find)
     try:
         pairs, dropped = verified_pairs(
             rows, [_asked(section, loaded.tokenizer, row) for row in rows],
-            WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=256), loaded.tokenizer, reward, samples=section.samples,
+            WholeSampler(model(), eos_ids=loaded.eos_ids, max_batch=256), loaded.tokenizer, reward, samples=section.samples,
             per_prompt=section.per_prompt, max_new_tokens=section.max_new_tokens, temperature=section.temperature, seed=seed,
         )  # fmt: skip
     finally:

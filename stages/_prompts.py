@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from _common import check_template, say
+from _fields import GENERATED, check_most, of_field
 from _rl import Loaded, prompt_rows
 
 from align.config import ConfigError, caller_path
@@ -37,14 +38,7 @@ def asked(section: PromptSection, loaded: Loaded, *, max_new_tokens: int, verifi
         raise ConfigError("data.system is set without data.chat=true; a bare prompt has no place for it")
     if section.chat:
         check_template(loaded.tokenizer, "data.chat=true", loaded.directory or loaded.tokenizer_files)
-    if section.source == "arithmetic":
-        rows: list[dict[str, Any]] = arithmetic_rows(section.rows or GENERATED_ROWS, levels=section.levels, seed=0, held_out=False)
-    elif section.source == "gsm8k_train":
-        rows = gsm8k_rows(bundled("gsm8k_train"))[: section.rows]
-    elif section.source.startswith("lean:"):
-        rows = lean_rows(caller_path(section.source.removeprefix("lean:")))[: section.rows]
-    else:
-        rows = read_rows(caller_path(section.source), kind="answer").rows[: section.rows]
+    rows = _rows(section)
     fit = [row for row in rows if readable(row)] if verifier and section.source != "arithmetic" else rows
     if len(fit) < len(rows):
         say(f"prompts  {len(rows) - len(fit)} left out: the verifier can't read their answers")
@@ -60,3 +54,16 @@ def asked(section: PromptSection, loaded: Loaded, *, max_new_tokens: int, verifi
             f"{loaded.config.max_length}; lower rollout.max_new_tokens or data.max_prompt"
         )
     return kept
+
+
+def _rows(section: PromptSection) -> list[dict[str, Any]]:
+    if section.source == "arithmetic":
+        check_most("data.rows", section.rows or 0, GENERATED)
+        with of_field("data.rows, data.levels"):
+            return list(arithmetic_rows(section.rows or GENERATED_ROWS, levels=section.levels, seed=0, held_out=False))
+    if section.source == "gsm8k_train":
+        return list(gsm8k_rows(bundled("gsm8k_train"))[: section.rows])
+    with of_field("data.source"):
+        if section.source.startswith("lean:"):
+            return list(lean_rows(caller_path(section.source.removeprefix("lean:")))[: section.rows])
+        return list(read_rows(caller_path(section.source), kind="answer").rows[: section.rows])

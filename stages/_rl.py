@@ -20,28 +20,28 @@ from _common import (
     check_fit,
     check_prompts,
     check_vocabulary,
-    find,
     join_ranks,
     judge,
     judged_rows,
     load_tokenizer,
-    model_directory,
     pick_device,
     project_run,
     run_directory,
     run_shape,
     say,
+    start_model,
     use_threads,
     with_intervals,
 )
 from _entry import Life
+from _fields import of_field
 from _life import LivingSampler, awaited, show_forwards
 
 from align.checkpoint import load
 from align.config import ConfigError, Invocation, dumps
 from align.evals import EvalResult, Item
 from align.guard import Projection, Refused
-from align.model import Decoder, ModelConfig, load_config
+from align.model import Decoder, ModelConfig
 from align.rl import CollapseTripwire, Reward, RolloutConfig, Scored, WatchedRun, forward_of, frozen
 from align.rollout import NativeSampler, Sample
 from align.tokenizer import Tokenizer
@@ -113,9 +113,7 @@ def load_start(call: Invocation[Any], stage: str) -> Loaded:
     if config.train.micro_batch < 1:
         raise ConfigError(f"train.micro_batch is {config.train.micro_batch}; it must be at least 1")
     section = config.model
-    planning = call.dry_run and section.plan_config is not None and not find(section.path).exists()
-    directory = None if planning else model_directory(section.path)
-    model_config = load_config(find(section.plan_config) if planning else directory)
+    directory, model_config = start_model(section, planning=call.dry_run)
     tokenizer = load_tokenizer(section, directory)
     check_vocabulary(tokenizer, model_config, section)
     if tokenizer.eos_id is None:
@@ -244,7 +242,7 @@ class Evaluation:
         self._section, self._model, self._tokenizer, self._seed, self._last = section, model, tokenizer, seed, last_step
         self._extra = extra
         self._problems = judged_rows(section, chat=chat, system=system) if section.enabled and section.problems else []
-        check_prompts(self._problems, tokenizer, model.config, f"eval.source {section.source}")
+        check_prompts(self._problems, tokenizer, model.config, section)
         self.run: WatchedRun | None = None
         self.samples: list[Item] = []
 
@@ -306,13 +304,14 @@ class TrainingRun:
                 may_change=MAY_CHANGE,
             )
         threads = torch.get_num_threads()
-        run = WatchedRun.create(
-            self.loaded.run_dir,
-            config_toml=dumps(config),
-            env=environment({"stage": self.stage, "threads": threads, "device": str(self.loaded.device)}),
-            resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
-            write=ranks.main,
-        )
+        with of_field("run_dir"):
+            run = WatchedRun.create(
+                self.loaded.run_dir,
+                config_toml=dumps(config),
+                env=environment({"stage": self.stage, "threads": threads, "device": str(self.loaded.device)}),
+                resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
+                write=ranks.main,
+            )
         assert isinstance(run, WatchedRun)
         run.tripwire, run.complete, self.evaluation.run = self.tripwire, self.complete, run
         self.loaded.alive.run = run

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from _common import check_numbers, say
+from _common import check_answers, check_numbers, say
+from _fields import GENERATED, check_most, of_field
 from _rl import Loaded, WholeSampler
 
 from align.config import ConfigError, caller_path
@@ -39,6 +40,8 @@ def check_steps(section: StepSection) -> None:
     check_numbers("data", section, {"samples": 1, "max_new_tokens": 1, "max_length": 2})
     if section.rows is not None and section.rows < 1:
         raise ConfigError(f"data.rows is {section.rows}; it must be at least 1, or none for all")
+    if section.source == "arithmetic":
+        check_most("data.rows", section.rows or 0, GENERATED)
     if not 0 <= section.held_out < 1:
         raise ConfigError(f"data.held_out is {section.held_out}; it must be a share of the prompts, from 0 to below 1")
 
@@ -46,20 +49,25 @@ def check_steps(section: StepSection) -> None:
 def step_rows(section: StepSection, loaded: Loaded, model: Callable[[], Decoder], *, seed: int) -> list[dict[str, Any]]:
     """Rows {"prompt", "steps", "labels"}, made ones also with "answer_label"."""
     if section.source == "arithmetic":
-        return _made(section, loaded, model(), seed)
+        return _made(section, loaded, model, seed)
     if section.source.startswith("prm800k:"):
-        found, dropped = prm800k_rows(caller_path(section.source.removeprefix("prm800k:")))
+        with of_field("data.source"):
+            found, dropped = prm800k_rows(caller_path(section.source.removeprefix("prm800k:")))
         say(f"rows     {len(found)} of {section.source}; left out: {dict(dropped)}")
         return found[: section.rows]
-    found = read_rows(caller_path(section.source), kind="steps").rows
+    with of_field("data.source"):
+        found = read_rows(caller_path(section.source), kind="steps").rows
     say(f"rows     {len(found)} of {section.source}")
     return found[: section.rows]
 
 
-def _made(section: StepSection, loaded: Loaded, model: Decoder, seed: int) -> list[dict[str, Any]]:
+def _made(section: StepSection, loaded: Loaded, model: Callable[[], Decoder], seed: int) -> list[dict[str, Any]]:
     """Sampled answers to word problems, cut after each period; a step is right when it is the one that the problem asks for."""
-    problems = arithmetic_rows(section.rows or GENERATED_PROMPTS, seed=0, held_out=False)
-    sampler = WholeSampler(model, eos_ids=loaded.eos_ids, max_batch=256)
+    with of_field("data.rows"):
+        problems = arithmetic_rows(section.rows or GENERATED_PROMPTS, seed=0, held_out=False)
+    longest = min(section.max_new_tokens, loaded.config.max_length)
+    check_answers("data.samples", section.samples, prompts=len(problems), at_once=len(problems), tokens=longest)
+    sampler = WholeSampler(model(), eos_ids=loaded.eos_ids, max_batch=256)
     found = sampler.generate(
         [encode_prompt(loaded.tokenizer, row) for row in problems], n=section.samples, max_new_tokens=section.max_new_tokens,
         temperature=1.0, seeds=[(seed << 32) + index for index in range(len(problems))],

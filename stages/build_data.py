@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
 
 from _entry import Life, find, run_stage, say
+from _fields import PROCESSES, check_most, of_field
 from _kept import Kept, open_folder, rows_path, write_tests
 from _sources import File, Published, Reading, files_on_disk, list_files, living, read_file
 
@@ -117,19 +118,22 @@ def build_data(call: Invocation[BuildDataConfig]) -> int:
     check(config)
 
     # Load: tokenizer, tests, the list of files.
-    own = find(config.shards.tokenizer)
-    tokenizer = resolve_tokenizer(own if own.exists() else config.shards.tokenizer)
-    tests = dict(map(questions_of, config.tests.sets))
+    with of_field("shards.tokenizer"):
+        own = find(config.shards.tokenizer)
+        tokenizer = resolve_tokenizer(own if own.exists() else config.shards.tokenizer)
+    with of_field("tests.sets"):
+        tests = dict(map(questions_of, config.tests.sets))
     if len(tests) < len(config.tests.sets):
         raise ConfigError(f"tests.sets names a set twice: {', '.join(config.tests.sets)}")
     reading = reading_of(config.data)
-    run_dir = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("build_data-%Y%m%d-%H%M%S")
+    with of_field("run_dir"):
+        run_dir = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("build_data-%Y%m%d-%H%M%S")
     alive = Life()
     hub = cache(lambda: Hub(progress=hub_progress(alive)))
     if call.dry_run:
-        return plan(config, list_files(config.data.sources, hub), reading, tests, tokenizer, hub)
+        return plan(config, listed(config, hub), reading, tests, tokenizer, hub)
     settings = {**asdict(config), "fingerprint": tokenizer.fingerprint}
-    with open_folder(run_dir, settings, lambda: list_files(config.data.sources, hub)) as folder:
+    with open_folder(run_dir, settings, lambda: listed(config, hub)) as folder:
         run = RunDir.create(
             run_dir, config_toml=dumps(config), env=environment({"stage": "build_data"}), resume_step=0 if folder.again else None
         )
@@ -173,6 +177,7 @@ def check(config: BuildDataConfig) -> None:
         raise ConfigError(
             f"shards.rows_per_shard {config.shards.rows_per_shard} and processes {config.shards.processes} must be at least 1"
         )
+    check_most("shards.processes", config.shards.processes, PROCESSES)
     for word in config.data.rename:
         if not all(word.partition("=")):
             raise ConfigError(f"data.rename {word!r} is not of the form theirs=ours")
@@ -235,9 +240,10 @@ def sift(
     kind: str = section.kind
     count, told = 0, time.monotonic()
     for file in files:
-        rows, dropped = read_file(file, reading, hub, limit=min(limits, default=None), alive=alive)
+        with of_field("data.sources"):
+            rows, dropped = read_file(file, reading, hub, limit=min(limits, default=None), alive=alive)
         before = count
-        for row, found in living(rows, alive):
+        for row, found in named(living(rows, alive)):
             count += 1
             if kind not in ("auto", found):
                 raise DataError(f"{row.place}: is of kind {found}, the rows before it of kind {kind}; build them apart, or set data.kind")
@@ -261,6 +267,17 @@ def sift(
                 yield side, Row(made), {"kind": "messages" if section.chat else found}
         yield "end", Row(), {"file": file, "rows": count - before, "dropped": dict(dropped)}
     yield "end", Row(), {"unchecked": dict(search.unchecked) if search is not None else {}}
+
+
+def named(rows: Iterator[tuple[Row, str]]) -> Iterator[tuple[Row, str]]:
+    """The same; what goes wrong in the reading, and not with who reads it, is told with the field's name."""
+    with of_field("data.sources"):
+        yield from rows
+
+
+def listed(config: BuildDataConfig, hub: Callable[[], Hub]) -> list[File]:
+    with of_field("data.sources"):
+        return list_files(config.data.sources, hub)
 
 
 def encode(path: Path, side: str, kept: Kept, tokenizer: Tokenizer, config: BuildDataConfig, run: RunDir) -> Shards:

@@ -18,6 +18,7 @@ from _common import (
     check_template,
     check_vocabulary,
     load_tokenizer,
+    model_config_of,
     model_directory,
     pick_device,
     say,
@@ -26,7 +27,6 @@ from _common import (
 
 from align.config import ConfigError, Invocation
 from align.evals import encode_prompt
-from align.model import load_config
 from align.rollout import NativeSampler, RolloutError
 from align.tokenizer import ChatError, Decoder, Tokenizer, TokenizerError
 
@@ -117,7 +117,7 @@ def chat(call: Invocation[ChatConfig]) -> int:
     check_sampling(config.sampling)
     use_threads(config.threads)
     directory = model_directory(config.model.path)
-    model_config = load_config(directory)
+    model_config = model_config_of(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
     templated = tokenizer.chat_template is not None if config.template is None else config.template

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from _entry import run_stage, say
+from _fields import of_field
 
 from align.config import ConfigError, Invocation, caller_path, workspace_root
 from align.data import Hub, HubFile
@@ -56,9 +57,10 @@ def download(call: Invocation[DownloadConfig]) -> int:
         raise ConfigError("download goes on by itself where it was cut off; leave the option out")
     name = config.repo.rpartition("/")[2]
     folder = "models" if config.kind == "model" else "data"
-    target = caller_path(config.to) if config.to else workspace_root() / folder / name
-    if target.exists():
-        raise ConfigError(f"{target} is there already; remove it, or name another to=")
+    with of_field("to"):
+        target = caller_path(config.to) if config.to else workspace_root() / folder / name
+        if target.exists():
+            raise ConfigError(f"{target} is there already; remove it, or name another to=")
     told = Told()
     hub = Hub(progress=told)
     commit = hub.commit(config.repo, config.revision, kind=config.kind)
@@ -76,8 +78,10 @@ def download(call: Invocation[DownloadConfig]) -> int:
         say(f"dry run: nothing was downloaded to {target}")
         return 0
     told.progress, started = Progress(max(1, size >> 20), every=256, stream=sys.stderr), time.perf_counter()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as scratch:
+    with of_field("to"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratches = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-")
+    with scratches as scratch:
         made = Path(scratch, "made")
         for file in files:
             put(hub.download(config.repo, file.path, commit, kind=config.kind), made / file.path)

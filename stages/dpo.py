@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import _entry
 from _common import GuardSection, build_model, check_fit, find, on_ranks, say
+from _fields import of_field
 from _pairs import PairSection, check_pairs, encode, made_here, pair_rows
 from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, load_start, plan, preflight, reference_of
 from reference import cache_key
@@ -70,7 +71,8 @@ def dpo(call: Invocation[DpoConfig]) -> int:
     # Load: pairs, and which forward their reference was made by.
     loaded = load_start(call, "dpo")
     if config.reference is not None and config.forward_impl is None:
-        config = replace(config, forward_impl=read_header(find(config.reference)).forward_impl)
+        with of_field("reference"):
+            config = replace(config, forward_impl=read_header(find(config.reference)).forward_impl)
     forward_of(config.forward_impl)
     projection = preflight(config, loaded, length=config.data.max_length, rows=2 * config.train.micro_batch, trained_share=0.5)
     if call.dry_run:
@@ -119,7 +121,8 @@ def reference_cache(config: DpoConfig, loaded: Loaded, model: Decoder, encoded: 
     weights = weights_sha256(loaded.directory)
     key = cache_key(config, loaded.tokenizer.fingerprint, weights, encoded.digest, encoded.kept)  # type: ignore[arg-type]
     if config.reference is not None:
-        return read_cache(find(config.reference), key)
+        with of_field("reference"):
+            return read_cache(find(config.reference), key)
     say("reference made here, for this run")
     chosen, rejected = reference_logprobs(
         model, encoded, micro_batch=config.train.micro_batch, pad_id=loaded.pad_id, forward_impl=config.forward_impl

@@ -28,6 +28,7 @@ from _common import (
     judge,
     judged_rows,
     load_tokenizer,
+    model_config_of,
     model_directory,
     pick_device,
     say,
@@ -36,12 +37,13 @@ from _common import (
     with_intervals,
     write_through,
 )
+from _fields import of_field
 from _life import awaited, show_forwards
 
 from align.config import ConfigError, Invocation, caller_path, dumps, load, workspace_root
 from align.data import lean_rows
 from align.evals import EvalError, EvalResult, Item, Judge, Judgement, choice_accuracy, choice_rows, compare, read_items, write_items
-from align.model import Decoder, load_config
+from align.model import Decoder
 from align.objectives import sequence_logprobs
 from align.rl import LeanReward
 from align.tokenizer import Tokenizer
@@ -106,14 +108,14 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
 
     # Load.
     directory = model_directory(config.model.path)
-    model_config = load_config(directory)
+    model_config = model_config_of(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
     if config.chat:
         check_template(tokenizer, "chat=true", directory)
     rows = asked_rows(config)
     if not config.choices:
-        check_prompts(rows, tokenizer, model_config, config.eval.source)
+        check_prompts(rows, tokenizer, model_config, config.eval)
     how = "greedy" if config.eval.temperature == 0 else f"{config.eval.samples} samples at temperature {config.eval.temperature:g}"
     say(f"model    {directory}\nproblems {len(rows)} of {config.eval.source}, {'by the likeliest choice' if config.choices else how}")
     if call.dry_run:
@@ -121,12 +123,14 @@ def evaluate(call: Invocation[EvaluateConfig]) -> int:
         return 0
     device = pick_device(config.model, model_config)
     weights = weights_digest(directory)
-    folder = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("evaluate-%Y%m%d-%H%M%S")
+    with of_field("run_dir"):
+        folder = caller_path(config.run_dir) if config.run_dir else workspace_root() / "runs" / time.strftime("evaluate-%Y%m%d-%H%M%S")
     if call.resume:
         refuse_other(folder, config, weights)
     model = build_model(config.model, directory, model_config, config.seed, device).eval()
     env = environment({"stage": "evaluate", "threads": torch.get_num_threads(), "device": str(device), "weights": weights})
-    run = RunDir.create(folder, config_toml=dumps(config), env=env, resume_step=-1 if call.resume else None)
+    with of_field("run_dir"):
+        run = RunDir.create(folder, config_toml=dumps(config), env=env, resume_step=-1 if call.resume else None)
 
     # Judge. What is judged is kept at once, so that a resume asks only the rest.
     partial = run.path / "items.partial.jsonl"
@@ -194,12 +198,11 @@ def report(run: RunDir, judged: EvalResult, config: EvaluateConfig, directory: P
 
 def asked_rows(config: EvaluateConfig) -> list[dict[str, Any]]:
     section = config.eval
-    if config.choices:
-        rows: list[dict[str, Any]] = choice_rows(caller_path(section.source))[: section.problems]
-    elif section.source.startswith(LEAN):
-        rows = lean_rows(caller_path(section.source.removeprefix(LEAN)))[: section.problems]
-    else:
+    if not config.choices and not section.source.startswith(LEAN):
         return judged_rows(section, chat=config.chat, system=config.system)
+    with of_field("eval.source"):
+        path = caller_path(section.source if config.choices else section.source.removeprefix(LEAN))
+        rows: list[dict[str, Any]] = (choice_rows(path) if config.choices else lean_rows(path))[: section.problems]
     if not config.chat:
         return rows
     opening = [{"role": "system", "content": config.system}] if config.system is not None else []

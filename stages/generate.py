@@ -21,11 +21,13 @@ from _common import (
     ModelSection,
     Sampling,
     build_model,
+    check_answers,
     check_sampling,
     check_template,
     check_vocabulary,
     flat,
     load_tokenizer,
+    model_config_of,
     model_directory,
     pick_device,
     prompt_ids,
@@ -34,9 +36,9 @@ from _common import (
     weights_digest,
     write_through,
 )
+from _fields import ANSWERS, check_most, of_field
 
 from align.config import ConfigError, Invocation, caller_path
-from align.model import load_config
 from align.rollout import NativeSampler
 from align.tokenizer import Tokenizer
 from align.tracking import Progress
@@ -74,20 +76,27 @@ def generate(call: Invocation[GenerateConfig]) -> int:
         raise ConfigError("generate has no --allow-change; what --resume keeps are the lines that are whole")
     check(config)
     use_threads(config.threads)
-    source = caller_path(config.input)
-    target = caller_path(config.output) if config.output else source.parent / f"{source.stem}.samples.jsonl"
-    if target.exists() and not call.resume:
-        raise ConfigError(f"{target} exists; name another output=, remove it, or go on with --resume")
-    rows, places = read_prompts(source, config)
+    with of_field("input"):
+        source = caller_path(config.input)
+    with of_field("output" if config.output else "input"):
+        target = caller_path(config.output) if config.output else source.parent / f"{source.stem}.samples.jsonl"
+        if target.exists() and not call.resume:
+            raise ConfigError(f"output {target} exists; name another output=, remove it, or go on with --resume")
+    with of_field("input"):
+        rows, places = read_prompts(source, config)
     done, _ = lines_done(target, rows, config.samples) if call.resume else (0, 0)
     directory = model_directory(config.model.path)
-    model_config = load_config(directory)
+    model_config = model_config_of(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
     if config.chat or any("messages" in row for row in rows):
         check_template(tokenizer, "chat=true" if config.chat else f"{source} has rows of messages", directory)
     say(f"model    {directory}\nprompts  {len(rows)} of {source}, {config.samples} answers each" + (f"; {done} are there" if done else ""))
-    prompts = [prompt_ids(tokenizer, row, place, model_config.max_length) for row, place in zip(rows, places, strict=True)]
+    with of_field("input"):
+        prompts = [prompt_ids(tokenizer, row, place, model_config.max_length) for row, place in zip(rows, places, strict=True)]
+    step = max(1, config.batch // config.samples)
+    longest = min(config.sampling.max_new_tokens, model_config.max_length)
+    check_answers("samples", config.samples, prompts=min(step, len(rows)), at_once=step, tokens=longest)
     if call.dry_run:
         say(f"dry run: nothing was written to {target}")
         return 0
@@ -97,7 +106,6 @@ def generate(call: Invocation[GenerateConfig]) -> int:
     model = build_model(config.model, directory, model_config, config.seed, pick_device(config.model, model_config)).eval()
     sampler = NativeSampler(model, eos_ids=[tokenizer.eos_id] if tokenizer.eos_id is not None else [], max_batch=config.batch)
     progress, started, tokens = Progress(len(rows), every=config.batch, stream=sys.stderr), time.perf_counter(), 0
-    step = max(1, config.batch // config.samples)
     with opened(target, settings, again=done > 0) as out:
         now, size = lines_done(target, rows, config.samples)
         if now != done:
@@ -119,6 +127,7 @@ def check(config: GenerateConfig) -> None:
     for name, value in (("samples", config.samples), ("batch", config.batch)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
+    check_most("samples", config.samples, ANSWERS)
     check_sampling(config.sampling)
     if config.sampling.temperature == 0 and config.samples > 1:
         raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import _entry
 from _common import GuardSection, build_model, check_fit, find, on_ranks
 from _external import ExternalSection, check_external, sampler_of
+from _fields import of_field
 from _prompts import PromptSection, asked
 from _rl import (
     Awaited,
@@ -82,6 +83,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
     check_external(config.vllm, config.rollout)
     if config.rollout.group < 2:
         raise ConfigError(f"rollout.group is {config.rollout.group}: an answer alone has nothing to be compared with; take at least 2")
+    tripwire = CollapseTripwire(config.tripwire)
 
     # Load: prompts whose answers the verifier can read.
     loaded = load_start(call, "grpo")
@@ -112,7 +114,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
         model, config.policy, temperature=config.rollout.temperature, max_new_tokens=config.rollout.max_new_tokens,
         forward_impl=forward_impl,
     )  # fmt: skip
-    module.parts["tripwire"] = tripwire = CollapseTripwire(config.tripwire)
+    module.parts["tripwire"] = tripwire
     scorer = Scorer(
         micro_batch=config.train.micro_batch, pad_id=loaded.pad_id, temperature=config.rollout.temperature,
         forward_impl=forward_impl, done=reshard,
@@ -121,7 +123,9 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
         model, config.policy, scorer, scale=config.advantages, group=config.rollout.group, inner_steps=config.rollout.inner_steps,
         reference=reference_of(config, loaded, model) if config.policy.kl else None,
     )  # fmt: skip
-    reward, ranks = Awaited(make_reward(config.reward, locate=find), loaded.alive), loaded.ranks
+    with of_field("reward"):
+        reward = Awaited(make_reward(config.reward, locate=find), loaded.alive)
+    ranks = loaded.ranks
     try:
         source = RolloutSource(
             [row for row, _ in kept], [ids for _, ids in kept], config=config.rollout,

@@ -6,11 +6,12 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import _entry
 import torch
 from _common import ForwardSection, build_model, say
+from _fields import GENERATED, check_most, of_field
 from _life import LivingSampler, show_forwards
 from _rl import StartSection, load_start
 
@@ -52,23 +53,19 @@ def measure(call: Invocation[PathBiasConfig]) -> int:
     for name in config.implementations:
         forward_of(name)
     loaded = load_start(call, "path_bias")
-    if config.source == "arithmetic":
-        rows = arithmetic_rows(config.prompts, seed=0, held_out=False)
-    elif config.source == "gsm8k_train":
-        rows = gsm8k_rows(bundled("gsm8k_train"))[: config.prompts]
-    else:
-        rows = read_rows(caller_path(config.source), kind="answer").rows[: config.prompts]
+    rows = asked_rows(config)
     say(f"prompts  {len(rows)} of {config.source}")
     if call.dry_run:
         say("dry run: nothing was written")
         return 0
     assert loaded.directory is not None
     model = build_model(config.model, loaded.directory, loaded.config, config.seed, loaded.device).eval()
-    run = RunDir.create(
-        loaded.run_dir,
-        config_toml=dumps(config),
-        env=environment({"stage": "path_bias", "threads": torch.get_num_threads(), "device": str(loaded.device)}),
-    )
+    with of_field("run_dir"):
+        run = RunDir.create(
+            loaded.run_dir,
+            config_toml=dumps(config),
+            env=environment({"stage": "path_bias", "threads": torch.get_num_threads(), "device": str(loaded.device)}),
+        )
     show_forwards(run.alive, model)
     sampler = LivingSampler(NativeSampler(model, eos_ids=loaded.eos_ids), run.alive)
     samples = sampler.generate(
@@ -102,6 +99,17 @@ def measure(call: Invocation[PathBiasConfig]) -> int:
         say(f"  {name:<40} mean {value['bias']:+.2e}  size {value['mean_size']:.2e}  largest {value['largest']:.2e} nats a token")
     say(f"report   {path}\nnext     ./bazelw run //stages:ppo -- path_bias={path}")
     return 0
+
+
+def asked_rows(config: PathBiasConfig) -> list[dict[str, Any]]:
+    if config.source == "arithmetic":
+        check_most("prompts", config.prompts, GENERATED)
+        with of_field("prompts"):
+            return list(arithmetic_rows(config.prompts, seed=0, held_out=False))
+    if config.source == "gsm8k_train":
+        return list(gsm8k_rows(bundled("gsm8k_train"))[: config.prompts])
+    with of_field("source"):
+        return list(read_rows(caller_path(config.source), kind="answer").rows[: config.prompts])
 
 
 if __name__ == "__main__":

@@ -10,15 +10,16 @@ from typing import Annotated, Any
 
 import _entry
 import prm as prm_stage
-from _common import GuardSection, build_model, check_fit, find, model_directory, on_ranks, say
+from _common import GuardSection, build_model, check_fit, find, model_config_of, model_directory, on_ranks, say
 from _external import ExternalSection, check_external, sampler_of
+from _fields import of_field
 from _life import show_forwards
 from _prompts import PromptSection, asked
 from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, load_start, plan, preflight, reference_of
 
 from align.checkpoint import load as load_checkpoint
 from align.config import ConfigError, Invocation
-from align.model import Decoder, load_config
+from align.model import Decoder
 from align.rl import (
     CollapseTripwire,
     Critic,
@@ -99,6 +100,7 @@ class PpoModule(PpoObjective, TrainModule):
 def ppo(call: Invocation[PpoConfig]) -> int:
     started, config = time.perf_counter(), call.config
     check(config)
+    tripwire = CollapseTripwire(config.tripwire)
 
     # Load: prompts with answers, so that true accuracy can be shown beside the reward model's.
     loaded = load_start(call, "ppo")
@@ -111,10 +113,11 @@ def ppo(call: Invocation[PpoConfig]) -> int:
         return plan(projection, config, loaded.run_dir, f"steps    {config.train.max_steps} of {config.train.global_batch} answers")
     ignored = check_fit(projection, config.guard, loaded.run_dir)
     if config.path_bias is not None and loaded.directory is not None:
-        read_path_bias(
-            find(config.path_bias), weights=weights_sha256(loaded.directory), forward_impl=forward_of(config.forward_impl),
-            dtype=config.model.dtype, limit=config.path_bias_limit,
-        )  # fmt: skip
+        with of_field("path_bias"):
+            read_path_bias(
+                find(config.path_bias), weights=weights_sha256(loaded.directory), forward_impl=forward_of(config.forward_impl),
+                dtype=config.model.dtype, limit=config.path_bias_limit,
+            )  # fmt: skip
 
     # Build: the policy with its critic, the reward model, the reference.
     ends = step_end_ids(loaded.tokenizer, config.prm.step_end)  # before a reward model is trained: no token may end so
@@ -132,7 +135,7 @@ def ppo(call: Invocation[PpoConfig]) -> int:
         model, critic, config.policy, config.critic, temperature=config.rollout.temperature,
         max_new_tokens=config.rollout.max_new_tokens, forward_impl=config.forward_impl,
     )  # fmt: skip
-    module.parts["tripwire"] = tripwire = CollapseTripwire(config.tripwire)
+    module.parts["tripwire"] = tripwire
     scores = Scorer(
         micro_batch=config.train.micro_batch, pad_id=loaded.pad_id, temperature=config.rollout.temperature,
         forward_impl=config.forward_impl, done=reshard,
@@ -224,12 +227,13 @@ def finished_training(run: Path) -> bool:
 def reward_model(config: PpoConfig, loaded: Loaded) -> tuple[Decoder, StepScorer, bool]:
     """(the frozen reward model, its head, whether it can judge the end of an answer)."""
     directory = model_directory(config.prm.path if config.prm.path is not None else loaded.run_dir / "prm", "prm.path")
-    model_config = load_config(directory)
+    model_config = model_config_of(directory, "prm.path")
     section = replace(config.model, path=directory)
-    model = build_model(section, directory, model_config, config.seed, loaded.device).eval()
+    model = build_model(section, directory, model_config, config.seed, loaded.device, "prm.path").eval()
     model.requires_grad_(False)
     scorer = StepScorer(model, labels(config)).requires_grad_(False)
-    checkpoint = load_checkpoint(directory, verify=False)
+    with of_field("prm.path"):
+        checkpoint = load_checkpoint(directory, verify=False)
     about = checkpoint.trainer_state["extra"].get("prm")
     wanted = {"head": config.prm.head, "label_token_ids": labels(config)}
     if about is None:

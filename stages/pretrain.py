@@ -20,6 +20,7 @@ from _common import (
     held_out_loss,
     join_ranks,
     load_tokenizer,
+    model_config_of,
     model_directory,
     on_ranks,
     pick_device,
@@ -29,13 +30,14 @@ from _common import (
     say,
     use_threads,
 )
+from _fields import TOKENS, check_most, of_field
 from _life import show_forwards
 
 from align.checkpoint import load
 from align.config import ConfigError, Invocation, caller_path, dumps
 from align.data import Encoded, Loader, Shards, bundled_rows, encode_rows, open_shards, read_rows, split_rows
 from align.guard import Projection, Refused
-from align.model import ModelConfig, load_config
+from align.model import ModelConfig
 from align.tokenizer import Tokenizer
 from align.tracking import RunDir, environment, read_history
 from align.train import (
@@ -97,10 +99,11 @@ class PretrainConfig(TrainerConfig):
 def pretrain(call: Invocation[PretrainConfig]) -> int:
     started, config = time.perf_counter(), call.config
     use_threads(config.train.threads, "train.threads")
+    check_most("data.max_length", config.data.max_length, TOKENS)
 
     # Load: tokenizer, documents.
     directory = model_directory(config.model.path)
-    model_config = load_config(directory)
+    model_config = model_config_of(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
     train, held = documents(config.data, tokenizer)
@@ -144,13 +147,14 @@ def pretrain(call: Invocation[PretrainConfig]) -> int:
         refuse_changes(
             checkpoint, identity(config, module, loader.digest, tokenizer_files), allow_change=call.allow_change, may_change=MAY_CHANGE
         )
-    run = RunDir.create(
-        run_dir,
-        config_toml=dumps(config),
-        env=environment({"stage": "pretrain", "threads": torch.get_num_threads(), "device": str(device), "ranks": ranks.world}),
-        resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
-        write=ranks.main,
-    )
+    with of_field("run_dir"):
+        run = RunDir.create(
+            run_dir,
+            config_toml=dumps(config),
+            env=environment({"stage": "pretrain", "threads": torch.get_num_threads(), "device": str(device), "ranks": ranks.world}),
+            resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
+            write=ranks.main,
+        )
     say(f"model    {sum(parameter.numel() for parameter in model.parameters()):,} parameters, {config.model.dtype}, {device}")
     say(f"run      {run.path}")
 
@@ -206,36 +210,40 @@ def pretrain(call: Invocation[PretrainConfig]) -> int:
 
 def documents(section: PretrainDataSection, tokenizer: Tokenizer) -> tuple[Encoded | Shards, Encoded | Shards | None]:
     """(what is trained on, what the held-out loss is of)."""
-    source = find(section.source)
-    if source.is_dir():
-        train: Encoded | Shards = open_shards(source, fingerprint=tokenizer.fingerprint)
+    with of_field("data.source"):
+        source = find(section.source)
+        shards = open_shards(source, fingerprint=tokenizer.fingerprint) if source.is_dir() else None
+    if shards is not None:
+        train: Encoded | Shards = shards
         if section.rows is not None:
             raise ConfigError(f"data.rows is {section.rows}, but {section.source} holds shards; choose rows when they are built")
         held_rows: list[dict[str, Any]] = []
     else:
-        rows = text_rows(section.source)[: section.rows]
+        rows = text_rows(section.source, "data.source")[: section.rows]
         share = 0.0 if section.held_out_source else section.held_out
         train_rows, held_rows = split_rows(rows, share) if share else (rows, [])
         train = encode(train_rows, section, tokenizer)
         say(f"text     {len(rows)} rows of {section.source}, {len(held_rows)} held out")
     held: Encoded | Shards | None = encode(held_rows, section, tokenizer) if held_rows else None
     if section.held_out_source:
-        other = find(section.held_out_source)
-        if other.is_dir():
-            held = open_shards(other, fingerprint=tokenizer.fingerprint)
-        else:
-            held = encode(text_rows(section.held_out_source), section, tokenizer)
+        with of_field("data.held_out_source"):
+            other = find(section.held_out_source)
+            if other.is_dir():
+                held = open_shards(other, fingerprint=tokenizer.fingerprint)
+        if held is None:
+            held = encode(text_rows(section.held_out_source, "data.held_out_source"), section, tokenizer)
     say(f"         {len(train.lengths):,} documents, {int(train.lengths.sum()):,} tokens")
     return train, held
 
 
-def text_rows(source: str) -> list[dict[str, Any]]:
-    """Rows of kind text. The bundled set's problems are joined with their solutions."""
+def text_rows(source: str, name: str) -> list[dict[str, Any]]:
+    """Rows of kind text; `name` is the field that names the source. The bundled set's problems are joined with their solutions."""
     if source == "gsm8k_train":
         return [{"text": f"{row['prompt']}\n{row['completion']}"} for row in bundled_rows(source).rows]
-    found = read_rows(caller_path(source))
+    with of_field(name):
+        found = read_rows(caller_path(source))
     if found.kind != "text":
-        raise ConfigError(f"data.source {source} has rows of kind {found.kind}; pretraining wants rows of text, or shards")
+        raise ConfigError(f"{name} {source} has rows of kind {found.kind}; pretraining wants rows of text, or shards")
     return found.rows
 
 

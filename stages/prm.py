@@ -118,10 +118,10 @@ def prm(call: Invocation[PrmConfig]) -> int:
 def items(config: PrmConfig, loaded: Loaded, model: Any) -> tuple[list[Any], str, list[Any], list[float] | None]:
     """(what is trained on, its digest, what is kept back, its labels), split by prompt."""
     if config.kind == "pairwise":
-        rows = pair_rows(config.pairs, loaded, model, seed=config.seed)
+        rows = pair_rows(config.pairs, loaded, model, seed=config.seed, name="pairs")
         train_rows, held_rows = split_rows(rows, config.data.held_out)
-        train = encode(config.pairs, loaded, train_rows)
-        return train.pairs, train.digest, encode(config.pairs, loaded, held_rows).pairs if held_rows else [], None
+        train = encode(config.pairs, loaded, train_rows, "pairs")
+        return train.pairs, train.digest, encode(config.pairs, loaded, held_rows, "pairs").pairs if held_rows else [], None
     rows = step_rows(config.data, loaded, model, seed=config.seed)
     train_prompts = {row["prompt"] for row in split_rows([{"prompt": row["prompt"]} for row in rows], config.data.held_out)[0]}
     parts = []

@@ -10,6 +10,7 @@ from typing import Annotated
 import _entry
 import torch
 from _common import ForwardSection, build_model, say
+from _fields import of_field
 from _life import show_forwards
 from _pairs import PairSection, check_pairs, encode, made_here, pair_rows
 from _rl import StartSection, load_start
@@ -49,11 +50,12 @@ def reference(call: Invocation[ReferenceConfig]) -> int:
     model = build_model(config.model, loaded.directory, loaded.config, config.seed, loaded.device).eval()
     rows = pair_rows(config.data, loaded, lambda: model, seed=config.seed)
     encoded = encode(config.data, loaded, rows)
-    run = RunDir.create(
-        loaded.run_dir,
-        config_toml=dumps(config),
-        env=environment({"stage": "reference", "threads": torch.get_num_threads(), "device": str(loaded.device)}),
-    )
+    with of_field("run_dir"):
+        run = RunDir.create(
+            loaded.run_dir,
+            config_toml=dumps(config),
+            env=environment({"stage": "reference", "threads": torch.get_num_threads(), "device": str(loaded.device)}),
+        )
     if made_here(config.data):
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (run.path / "pairs.jsonl").write_text(text, encoding="utf-8")

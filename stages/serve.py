@@ -16,11 +16,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import _entry
-from _common import ModelSection, build_model, check_vocabulary, load_tokenizer, model_directory, pick_device, say, use_threads
+from _common import (
+    ModelSection,
+    build_model,
+    check_vocabulary,
+    load_tokenizer,
+    model_config_of,
+    model_directory,
+    pick_device,
+    say,
+    use_threads,
+)
 from _completions import Completer, RequestError
 
 from align.config import ConfigError, Invocation
-from align.model import load_config
 
 MOST_BYTES = 16 << 20
 
@@ -151,9 +160,13 @@ def serve(call: Invocation[ServeConfig]) -> int:
     config = call.config
     if call.resume or call.allow_change:
         raise ConfigError("serve has nothing to resume")
+    if config.batch < 1:
+        raise ConfigError(f"batch is {config.batch}; it must be at least 1")
+    if not 0 <= config.port < 2**16:
+        raise ConfigError(f"port is {config.port}; it must be from 1 to 65535, or 0 for one that is free")
     use_threads(config.threads)
     directory = model_directory(config.model.path)
-    model_config = load_config(directory)
+    model_config = model_config_of(directory)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
     if call.dry_run:
@@ -164,7 +177,7 @@ def serve(call: Invocation[ServeConfig]) -> int:
     try:
         server = Server((config.host, config.port), completer)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another port=") from None
+        raise ConfigError(f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another host= or port=") from None
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
     say(f"model    {directory}\nserving  http://{config.host}:{server.server_port}/v1 (Ctrl-C ends)")
     with contextlib.suppress(KeyboardInterrupt):

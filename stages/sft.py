@@ -19,21 +19,21 @@ from _common import (
     check_fit,
     check_prompts,
     check_vocabulary,
-    find,
     held_out_loss,
     join_ranks,
     judge,
     judged_rows,
     load_tokenizer,
-    model_directory,
     on_ranks,
     pick_device,
     project_run,
     run_directory,
     run_shape,
     say,
+    start_model,
     use_threads,
 )
+from _fields import GENERATED, TOKENS, check_most, of_field
 from _life import show_forwards
 
 from align.checkpoint import load
@@ -52,7 +52,7 @@ from align.data import (
 )
 from align.evals import Item
 from align.guard import Projection, Refused
-from align.model import ModelConfig, load_config
+from align.model import ModelConfig
 from align.tokenizer import Tokenizer
 from align.tracking import RunDir, environment, read_history
 from align.train import (
@@ -130,11 +130,10 @@ class SftConfig(TrainerConfig):
 def sft(call: Invocation[SftConfig]) -> int:
     started, config = time.perf_counter(), call.config
     use_threads(config.train.threads, "train.threads")
+    check_most("data.max_length", config.data.max_length, TOKENS)
 
     # Load: tokenizer, rows, tokens.
-    planning = call.dry_run and config.model.plan_config is not None and not find(config.model.path).exists()
-    directory = None if planning else model_directory(config.model.path)
-    model_config = load_config(find(config.model.plan_config) if planning else directory)
+    directory, model_config = start_model(config.model, planning=call.dry_run)
     tokenizer = load_tokenizer(config.model, directory)
     check_vocabulary(tokenizer, model_config, config.model)
     rows = training_rows(config.data)
@@ -179,7 +178,7 @@ def sft(call: Invocation[SftConfig]) -> int:
     problems = (
         judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
     )
-    check_prompts(problems, tokenizer, model_config, f"eval.source {config.eval.source}")
+    check_prompts(problems, tokenizer, model_config, config.eval)
 
     # Build.
     from_scratch = config.model.path == DEFAULT_MODEL if config.model.from_scratch is None else config.model.from_scratch
@@ -194,13 +193,14 @@ def sft(call: Invocation[SftConfig]) -> int:
             checkpoint, identity(config, module, loader.digest, tokenizer_files), allow_change=call.allow_change, may_change=MAY_CHANGE
         )
     threads = torch.get_num_threads()
-    run = RunDir.create(
-        run_dir,
-        config_toml=dumps(config),
-        env=environment({"stage": "sft", "threads": threads, "device": str(device), "ranks": ranks.world}),
-        resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
-        write=ranks.main,
-    )
+    with of_field("run_dir"):
+        run = RunDir.create(
+            run_dir,
+            config_toml=dumps(config),
+            env=environment({"stage": "sft", "threads": threads, "device": str(device), "ranks": ranks.world}),
+            resume_step=checkpoint.step if checkpoint else 0 if call.resume else None,
+            write=ranks.main,
+        )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     say(f"model    {parameters:,} parameters, {config.model.dtype}, {device}, {threads} thread{'s' * (threads > 1)}")
     say(f"run      {run.path}")
@@ -251,12 +251,14 @@ def training_rows(section: DataSection) -> RowSet:
     if section.rows is not None and section.rows < 1:
         raise ConfigError(f"data.rows is {section.rows}; it must be at least 1, or none for all")
     if section.source == "arithmetic":
+        check_most("data.rows", section.rows or 0, GENERATED)
         made = arithmetic_demonstrations(section.rows or GENERATED_ROWS, seed=0, mix=section.mix)
         return RowSet(made, "completion", Path("arithmetic"), "")
     if section.source == "gsm8k_train":
         found = RowSet(gsm8k_rows(bundled("gsm8k_train")), "completion", Path("gsm8k_train"), "")
     else:
-        found = read_rows(caller_path(section.source))
+        with of_field("data.source"):
+            found = read_rows(caller_path(section.source))
     chosen, kind = found.rows[: section.rows], found.kind
     if section.chat:
         if kind != "completion":

@@ -190,7 +190,7 @@ def test_without_the_ingest_library_its_tool_is_called_or_named(caller, capsys, 
     (caller / "bad.parquet").write_bytes(b"PAR1" + b"\0" * 100)
     assert start("run_dir=other", "data.sources=bad.parquet") == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"build_data: {caller / 'bad.parquet'}: is no whole parquet file")
+    assert told.startswith(f"build_data: data.sources: {caller / 'bad.parquet'}: is no whole parquet file")
 
 
 def test_text_files(caller, capsys):
