@@ -231,18 +231,23 @@ def prompt_rows(rows: Sequence[Mapping[str, Any]], *, chat: bool, system: str | 
     return [{**row, "messages": [*opening, {"role": "user", "content": row["prompt"]}]} for row in rows]
 
 
+def eval_problems(section: SampledEval, loaded: Loaded, *, chat: bool, system: str | None) -> list[dict[str, Any]]:
+    """What evaluations ask: read, and its lengths looked at, before anything is trained. None where they are off."""
+    problems = judged_rows(section, chat=chat, system=system) if section.enabled and section.problems else []
+    check_prompts(problems, loaded.tokenizer, loaded.config, section)
+    return problems
+
+
 class Evaluation:
-    """Sampled and greedy accuracy of a model on the problems of the configuration; called with the step."""
+    """Sampled and greedy accuracy of a model on `problems`, of `eval_problems`; called with the step."""
 
     def __init__(
-        self, section: SampledEval, model: Decoder, tokenizer: Tokenizer, *, seed: int, last_step: int, chat: bool = False,
-        system: str | None = None, extra: Callable[[], dict[str, float]] | None = None,
+        self, section: SampledEval, model: Decoder, tokenizer: Tokenizer, problems: list[dict[str, Any]], *, seed: int, last_step: int,
+        extra: Callable[[], dict[str, float]] | None = None,
     ) -> None:  # fmt: skip
         """extra: further numbers of every evaluation."""
         self._section, self._model, self._tokenizer, self._seed, self._last = section, model, tokenizer, seed, last_step
-        self._extra = extra
-        self._problems = judged_rows(section, chat=chat, system=system) if section.enabled and section.problems else []
-        check_prompts(self._problems, tokenizer, model.config, section)
+        self._extra, self._problems = extra, problems
         self.run: WatchedRun | None = None
         self.samples: list[Item] = []
 

@@ -11,7 +11,7 @@ import _entry
 from _common import GuardSection, build_model, check_fit, find, on_ranks, say
 from _fields import of_field
 from _pairs import PairSection, check_pairs, encode, made_here, pair_rows
-from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, load_start, plan, preflight, reference_of
+from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, eval_problems, load_start, plan, preflight, reference_of
 from reference import cache_key
 
 from align.config import ConfigError, Invocation
@@ -70,6 +70,7 @@ def dpo(call: Invocation[DpoConfig]) -> int:
 
     # Load: pairs, and which forward their reference was made by.
     loaded = load_start(call, "dpo")
+    problems = eval_problems(config.eval, loaded, chat=config.data.chat, system=config.data.system)
     if config.reference is not None and config.forward_impl is None:
         with of_field("reference"):
             config = replace(config, forward_impl=read_header(find(config.reference)).forward_impl)
@@ -95,10 +96,7 @@ def dpo(call: Invocation[DpoConfig]) -> int:
     module = DpoModule(
         model, config.preference, forward_impl=config.forward_impl, reference=reference_of(config, loaded, model) if from_base else None
     )
-    evaluation = Evaluation(
-        config.eval, model, loaded.tokenizer, seed=config.seed, last_step=config.train.max_steps, chat=config.data.chat,
-        system=config.data.system,
-    )  # fmt: skip
+    evaluation = Evaluation(config.eval, model, loaded.tokenizer, problems, seed=config.seed, last_step=config.train.max_steps)
 
     # Train, evaluate before and after, report.
     run = TrainingRun(

@@ -17,6 +17,7 @@ from _rl import (
     SampledEval,
     StartSection,
     TrainingRun,
+    eval_problems,
     load_start,
     plan,
     preflight,
@@ -90,6 +91,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
     forward_impl = config.forward_impl or pick_forward_impl(packed=loaded.device.type == "cpu")
     kept = asked(config.data, loaded, max_new_tokens=config.rollout.max_new_tokens, verifier=config.reward == "verify")
     longest = max(len(ids) for _, ids in kept) + config.rollout.max_new_tokens
+    problems = eval_problems(config.eval, loaded, chat=config.data.chat, system=config.data.system)
 
     # Preflight.
     share = config.rollout.max_new_tokens / longest
@@ -134,10 +136,7 @@ def grpo(call: Invocation[GrpoConfig]) -> int:
             global_batch=config.train.global_batch, micro_batch=config.train.micro_batch, alive=loaded.alive, seed=config.seed,
             per_answer=module.per_answer, rank=ranks.rank, world=ranks.world, gather=ranks.gather,
         )  # fmt: skip
-        evaluation = Evaluation(
-            config.eval, model, loaded.tokenizer, seed=config.seed, last_step=config.train.max_steps, chat=config.data.chat,
-            system=config.data.system,
-        )  # fmt: skip
+        evaluation = Evaluation(config.eval, model, loaded.tokenizer, problems, seed=config.seed, last_step=config.train.max_steps)
 
         # Train, evaluate before and after, report.
         return TrainingRun(

@@ -15,7 +15,7 @@ from _external import ExternalSection, check_external, sampler_of
 from _fields import of_field
 from _life import show_forwards
 from _prompts import PromptSection, asked
-from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, load_start, plan, preflight, reference_of
+from _rl import Evaluation, Loaded, SampledEval, StartSection, TrainingRun, eval_problems, load_start, plan, preflight, reference_of
 
 from align.checkpoint import load as load_checkpoint
 from align.config import ConfigError, Invocation
@@ -106,6 +106,7 @@ def ppo(call: Invocation[PpoConfig]) -> int:
     loaded = load_start(call, "ppo")
     kept = asked(config.data, loaded, max_new_tokens=config.rollout.max_new_tokens, verifier=True)
     longest = max(len(ids) for _, ids in kept) + config.rollout.max_new_tokens
+    problems = eval_problems(config.eval, loaded, chat=config.data.chat, system=config.data.system)
     projection = preflight(
         config, loaded, length=longest, rows=config.train.micro_batch, trained_share=config.rollout.max_new_tokens / longest
     )
@@ -154,10 +155,7 @@ def ppo(call: Invocation[PpoConfig]) -> int:
         alive=loaded.alive, seed=config.seed, per_answer=module.per_answer, judge_dead=False,
         rank=loaded.ranks.rank, world=loaded.ranks.world, gather=loaded.ranks.gather,
     )  # fmt: skip
-    evaluation = Evaluation(
-        config.eval, model, loaded.tokenizer, seed=config.seed, last_step=config.train.max_steps, chat=config.data.chat,
-        system=config.data.system,
-    )  # fmt: skip
+    evaluation = Evaluation(config.eval, model, loaded.tokenizer, problems, seed=config.seed, last_step=config.train.max_steps)
 
     # Train, evaluate before and after, report.
     return TrainingRun(

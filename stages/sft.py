@@ -171,14 +171,13 @@ def sft(call: Invocation[SftConfig]) -> int:
         padding=padding,
         **run_shape(config),
     )
-    if call.dry_run:
-        return plan(config, encoded, projection, run_dir)
-    ignored = check_fit(projection, config.guard, run_dir)
-
     problems = (
         judged_rows(config.eval, chat=config.data.chat, system=config.data.system) if config.eval.enabled and config.eval.problems else []
     )
     check_prompts(problems, tokenizer, model_config, config.eval)
+    if call.dry_run:
+        return plan(config, encoded, projection, run_dir)
+    ignored = check_fit(projection, config.guard, run_dir)
 
     # Build.
     from_scratch = config.model.path == DEFAULT_MODEL if config.model.from_scratch is None else config.model.from_scratch

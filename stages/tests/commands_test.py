@@ -182,7 +182,7 @@ FILES = {  # every field that names a file or a directory
     **{(name, "data.source"): "{}" for name in ("sft", "pretrain", "dpo", "prm", "grpo", "ppo", "reference")},
     **{(name, "model.path"): "{}" for name in sorted({*ALL} - {"build_data", "download"})},
     **{(name, "model.tokenizer"): "{}" for name in ("sft", "evaluate", "generate", "chat", "serve", "grpo")},
-    **{(name, "eval.source"): "{}" for name in ("sft", "evaluate", "grpo")},
+    **{(name, "eval.source"): "{}" for name in ("sft", "evaluate", "dpo", "grpo", "ppo")},
     ("pretrain", "data.held_out_source"): "{}",
     **{(name, "model.plan_config"): "{}" for name in ("sft", "dpo", "prm", "grpo", "ppo", "reference", "path_bias")},
     **{(name, "data.reward"): "{}:score" for name in ("dpo", "reference")},
@@ -208,7 +208,7 @@ MORE = {
     ("ppo", "model.path"): ["prm.label_token_ids=[70,71]", "prm.path=judge"],
     ("ppo", "prm.path"): ["prm.label_token_ids=[70,71]"],
     ("build_data", "tests.sets"): ["tests.words=13"],
-    ("grpo", "eval.source"): ["data.rows=20", "train.global_batch=16", "train.micro_batch=16"],
+    **{(name, "eval.source"): ["data.rows=20", "train.global_batch=16", "train.micro_batch=16"] for name in ("grpo", "ppo")},
     ("sft", "eval.source"): ["data.rows=60"],
 }
 FORMS = {
@@ -248,6 +248,12 @@ def test_a_home_directory_that_is_not_there_is_told_with_its_field(name, field, 
     assert start(name, *given, *more, f"{field}={FILES.get((name, field), '{}').format('~nobody-here/x.py')}") == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert told == f"{name}: {field}: ~nobody-here/x.py: there is no such home directory; write the whole path"
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "grpo", "ppo"])
+def test_a_dry_run_reads_what_evaluations_ask(name, caller, capsys):
+    assert start(name, "data.rows=60", "eval.source=absent.jsonl", "--dry-run") == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"{name}: eval.source") and not (caller / "runs").exists()
 
 
 @pytest.mark.parametrize("name", ["sft", "pretrain", "evaluate", "grpo", "reference", "path_bias", "build_data"])
