@@ -299,22 +299,21 @@ def sampling_case(rows: int, size: int, filtered: bool, counted: bool) -> Callab
     return functools.partial(kernels.sample, logits, keys, positions, *options, counters=counters)
 
 
-def decode_case(
-    rows: int, heads: int, kv_heads: int, room: int, low: int, high: int, page: int, sets: int = 3, fused: bool = True
-) -> tuple[Functions, float]:
-    """(functions, mean bytes of keys and values that a call must read), lengths uniform in low..high."""
+def decode_case(rows: int, heads: int, kv_heads: int, room: int, low: int, high: int, page: int, sets: int = 3) -> tuple[Functions, float]:
+    """(functions, mean bytes of keys and values that a call must read), lengths uniform in low..high. With pages as the sampler has them: a
+    page's keys of one head in one piece, and begun while the kernel before still runs. page 0: a row of the cache each."""
     functions: Functions = []
     total = 0
     for i in range(sets):
         lengths = random.Random(i).choices(range(low, high + 1), k=rows)
         total += sum(lengths) * kv_heads * DIM * 2 * 2
         pages = max(1, room // page) if page else 1
-        shape = (rows * pages, page, kv_heads, DIM) if page else (rows, room, kv_heads, DIM)
-        k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        shape = (rows * pages, kv_heads, page, DIM) if page else (rows, kv_heads, room, DIM)
+        k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
         table = torch.randperm(rows * pages, device="cuda").view(rows, pages).int() if page else None
         q, ends = rand(rows, heads, DIM), torch.tensor(lengths, dtype=torch.int32, device="cuda")
-        counters = torch.zeros(rows * kv_heads, device="cuda", dtype=torch.int32) if fused else None
-        functions.append(functools.partial(kernels.decode_attention, q, k, v, ends, table, counters=counters))
+        counters = torch.zeros(rows * kv_heads, device="cuda", dtype=torch.int32)
+        functions.append(functools.partial(kernels.decode_attention, q, k, v, ends, table, counters=counters, early=page > 0))
     return functions, total / sets
 
 
