@@ -160,7 +160,7 @@ def run_directory(run_dir: Path | None, stage: str, ranks: Ranks) -> Path:
     for name in ("stage_result.json", "env.json"):  # the latter of a run that was killed
         try:
             other = json.loads((path / name).read_bytes()).get("stage", stage)
-        except (OSError, ValueError, AttributeError):  # none, or none that can be read
+        except (OSError, ValueError, AttributeError, RecursionError):  # none, or none that can be read
             continue
         if other != stage:
             raise ConfigError(f"run_dir {path} holds a run of //stages:{other}; choose another for //stages:{stage}")

@@ -62,7 +62,7 @@ class Folder:
             kept = Kept(**{**found, "removed": Counter(found["removed"]), "unread": Counter(found["unread"])})
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise DataError(f"{self.path / ROWS}: is damaged; remove {self.path} and build again") from None
         for side, known in kept.sides.items():
             path = rows_path(self.path, side)
@@ -140,7 +140,7 @@ def open_folder(path: Path, settings: dict[str, Any], list_them: Callable[[], li
         try:
             known = json.loads(sources.read_bytes()) if again else None
             then = [File(**file) for file in known["files"]] if known is not None else []
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise DataError(f"{sources}: is damaged; remove {path} and build again") from None
         if known is not None and (known["settings"] == plain or (path / ROWS).exists()):
             _refuse_others(path, known["settings"], plain)

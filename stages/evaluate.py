@@ -250,7 +250,7 @@ def refuse_other(folder: Path, config: EvaluateConfig, weights: str) -> None:
     """A resume goes on with the same weights, rows and settings, or not at all. Raises ConfigError naming what differs."""
     try:
         before, env = load(EvaluateConfig, folder / "config.toml"), json.loads((folder / "env.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{folder}: nothing to resume there ({error}); leave --resume out to begin") from None
     old, new = flat(before), flat(config)
     different = [key for key in old if old[key] != new[key] and key not in MAY_CHANGE]

@@ -201,7 +201,7 @@ def _is_about(line: bytes, row: dict[str, Any], samples: int) -> bool:
         old = json.loads(line)
         answers = old.pop("samples")
         return bool(old == {key: value for key, value in row.items() if key != "samples"}) and len(answers) == samples
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return False
 
 
@@ -215,7 +215,7 @@ def refuse_other(target: Path, settings: dict[str, Any]) -> None:
     try:
         old = json.loads(path.read_bytes())
         different = [key for key, value in settings.items() if old[key] != value]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}), so nothing says what {target} was made with; name another output=") from None
     if different:
         shown = "; ".join(f"{key} was {old[key]!r}, is {settings[key]!r}" for key in different)

@@ -218,7 +218,7 @@ def finished_training(run: Path) -> bool:
     """Whether a run has come to its end; one that was stopped or failed has not."""
     try:
         return bool(json.loads((run / "stage_result.json").read_bytes())["status"] == "done")
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False
 
 

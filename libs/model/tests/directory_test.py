@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -212,6 +213,20 @@ def test_unknown_keys_survive(directory):
         ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"type": "linear", "factor": 4.0}}, "differ in"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"dtype": "int8"}, "dtype 'int8' in config.json is not supported"),
+        ({"model_type": ["mistral"]}, "model_type ['mistral'] is not supported"),
+        ({"num_hidden_layers": 10**30}, f"num_hidden_layers is {10**30}; it must be at most 4096"),
+        ({"vocab_size": 2**63}, f"vocab_size is {2**63}; it must be at most 1.67772e+07"),
+        ({"num_attention_heads": 2**20, "num_key_value_heads": 2**20, "head_dim": 2**20}, "num_attention_heads 1048576 of head_dim 1048576"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps is inf; it must be at most 1e+30"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan; it must be a positive number"),
+        ({"rope_theta": [5.0]}, "rope_theta has different values in config.json: [[5.0], 1000000.0]; remove one"),
+        ({"rope_theta": {}, "rope_parameters": None}, "rope_theta is {}; it must be a positive number"),
+        ({"layer_types": True}, "layer_types is True; it must be a list or null"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; it must be true or false"),
+        ({"max_window_layers": "3"}, "max_window_layers is '3'; it must be an integer"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id is (1, '2'); it must be an integer"),
+        ({"rope_scaling": {"type": "linear", "factor": math.nan}, "rope_parameters": None}, "has factor nan; it must be a positive number"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": "1"}, "rope_parameters": None}, "has beta_fast '1'; it must be a"),
     ],
 )
 def test_a_config_that_cannot_be_used(directory, changes, message):
@@ -230,6 +245,8 @@ def test_missing_files_say_what_is_expected(directory):
     (directory / "config.json").unlink()
     assert refused(directory) == f"{directory / 'config.json'} is missing; {expected}"
     (directory / "config.json").write_text("{")
+    assert "config.json is not JSON: " in refused(directory)
+    (directory / "config.json").write_text("[" * 100_000)
     assert "config.json is not JSON: " in refused(directory)
     (directory / "config.json").write_text("[]")
     assert "config.json holds no JSON object" in refused(directory)

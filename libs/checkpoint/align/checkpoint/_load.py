@@ -140,7 +140,9 @@ def _copy(saved: Any, reader: Any, own: Tensor | None, name: str, path: Path) ->
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document: Mapping[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} can't be read: {error}; use another checkpoint") from None
-    return dict(document)
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} holds no JSON object; use another checkpoint")
+    return document

@@ -74,7 +74,7 @@ def read_entry(path: Path) -> Entry:
         return Entry(path, data["step"], data["order"], data["metric"], dict(data["files"]))
     except FileNotFoundError:
         raise CheckpointError(f"{path} has no {MANIFEST}, so it is not a whole checkpoint; use another one") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path / MANIFEST} can't be read ({error!r}), so the checkpoint is not whole; use another one") from None
 
 

@@ -347,7 +347,7 @@ def _noted(notes: Path, url: str) -> Identity | None:
     try:
         noted = json.loads(notes.read_bytes())
         return Identity(noted["size"], noted["name"], noted["etag"]) if noted["url"] == url else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -369,5 +369,5 @@ def _safe(path: str, repo: str) -> str:
 def _json(body: bytes, url: str) -> Any:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HubError(f"{url.partition('?')[0]}: the answer is not JSON; is HF_ENDPOINT a hub?") from None

@@ -149,7 +149,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); build the shards again") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise DataError(f"{path}: is damaged; build the shards again")

@@ -1,6 +1,6 @@
 """ModelConfig: what an HF config.json says about a dense decoder, read and written without loss."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_NUMBERS = ("original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow")  # that a scaling may have
 
 # What transformers assumes of a key that a config.json leaves out, where it is not what ModelConfig assumes.
 _ABSENT: dict[str, dict[str, Any]] = {
@@ -39,6 +40,9 @@ _OPTIONAL = (
     "pad_token_id",
     "dtype",
 )
+# A config.json that lies is refused by name: by these sizes a model could still be laid out, and more layers would take for ever.
+_MOST_OF_A_SIZE = 1 << 24
+_MOST = {"num_hidden_layers": 1 << 12, "max_position_embeddings": 1 << 40, "sliding_window": 1 << 40}
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -81,7 +85,7 @@ class ModelConfig:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.model_type not in ARCHITECTURES:
+        if self.model_type not in tuple(ARCHITECTURES):  # a tuple's search takes lists and objects too
             raise ModelError(f"model_type {self.model_type!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
         self._check_numbers(_REQUIRED + ("max_position_embeddings",), int)
         if self.num_key_value_heads is None:
@@ -98,8 +102,11 @@ class ModelConfig:
             raise ModelError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
             )
+        if self.num_attention_heads * self.head_dim > _MOST_OF_A_SIZE:
+            raise ModelError(f"num_attention_heads {self.num_attention_heads} of head_dim {self.head_dim} are more than {_MOST_OF_A_SIZE:g} wide")
         if self.head_dim % 2:
             raise ModelError(f"head_dim is {self.head_dim}; rotary positions want an even number")
+        self._check_kinds()
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise ModelError(f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {self.num_hidden_layers}")
         for kind in self.layer_types or ():
@@ -107,11 +114,30 @@ class ModelConfig:
                 raise ModelError(f"layer_types holds {kind!r}; supported are full_attention and sliding_attention")
         _check_rope_scaling(self.rope_scaling)
 
+    def _check_kinds(self) -> None:
+        def check(name: str, values: Iterable[Any], kind: Any, told: str) -> None:
+            for value in values:
+                if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                    raise ModelError(f"{name} is {getattr(self, name)!r}; it must be {told}")
+
+        for name in ("use_sliding_window", "tie_word_embeddings", "attention_bias", "mlp_bias"):
+            check(name, (getattr(self, name),), bool, "true or false")
+        check("max_window_layers", (self.max_window_layers,), int, "an integer")
+        check("initializer_range", (self.initializer_range,), int | float, "a number")
+        check("layer_types", () if self.layer_types is None else (self.layer_types,), tuple, "a list or null")
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            many = value if isinstance(value, tuple) and name == "eos_token_id" else () if value is None else (value,)
+            check(name, many, int, "an integer or null")
+
     def _check_numbers(self, names: tuple[str, ...], kind: type[int] | type[float]) -> None:
         for name in names:
             value: Any = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | kind) or not value > 0:
                 raise ModelError(f"{name} is {value!r}; it must be a positive {'integer' if kind is int else 'number'}")
+            most = 1e30 if kind is float else _MOST.get(name, _MOST_OF_A_SIZE)
+            if value > most:
+                raise ModelError(f"{name} is {value!r}; it must be at most {most:g}, beyond which no such model is")
 
     @property
     def max_length(self) -> int:
@@ -174,7 +200,7 @@ class ModelConfig:
         """
         raw = dict(raw)
         kind = raw.get("model_type")
-        if kind not in ARCHITECTURES:
+        if kind not in tuple(ARCHITECTURES):
             raise ModelError(f"model_type {kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
         missing = [name for name in _REQUIRED if raw.get(name) is None]
         if missing:
@@ -237,14 +263,15 @@ def _read_rope(values: dict[str, Any], parameters: Any, raw: dict[str, Any]) -> 
     if factor not in (None, 1, 1.0):
         raise ModelError(f"partial_rotary_factor {factor} is not supported; only 1.0 is")
     old, new = dict(scaling or {}), dict(parameters or {})
-    thetas = {theta for theta in (values.get("rope_theta"), old.pop("rope_theta", None), new.pop("rope_theta", None)) if theta is not None}
-    if len(thetas) > 1:
-        raise ModelError(f"rope_theta has different values in config.json: {sorted(thetas)}; remove one")
+    found = (values.get("rope_theta"), old.pop("rope_theta", None), new.pop("rope_theta", None))
+    thetas = [theta for theta in found if theta is not None]
+    if any(theta != thetas[0] for theta in thetas):
+        raise ModelError(f"rope_theta has different values in config.json: {thetas}; remove one")
     new.pop("partial_rotary_factor", None)
     old, new = _normalised(old), _normalised(new)
     if scaling and parameters and old != new:
         raise ModelError(f"rope_scaling {old} and rope_parameters {new} differ in config.json; remove one")
-    return thetas.pop() if thetas else 10000.0, old or new or None
+    return thetas[0] if thetas else 10000.0, old or new or None
 
 
 def _normalised(scaling: dict[str, Any]) -> dict[str, Any]:
@@ -260,6 +287,7 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None) -> None:
     if kind not in ROPE_TYPES[1:]:
         raise ModelError(f"rope_type {kind!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
     needed = {"linear": ("factor",), "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}[kind]
-    for name in needed:
-        if not isinstance(scaling.get(name), int | float) or scaling[name] <= 0:
-            raise ModelError(f"rope_scaling of type {kind} has {name} {scaling.get(name)!r}; it must be a positive number")
+    for name in (*needed, *(name for name in _ROPE_NUMBERS if scaling.get(name) is not None)):
+        value: Any = scaling.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST_OF_A_SIZE:
+            raise ModelError(f"rope_scaling of type {kind} has {name} {value!r}; it must be a positive number, at most {_MOST_OF_A_SIZE:g}")

@@ -210,7 +210,7 @@ def _some(names: list[str]) -> str:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object")

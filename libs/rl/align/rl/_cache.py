@@ -109,7 +109,7 @@ def _read(path: Path) -> tuple[CacheKey, bytes, str]:
         header: Mapping[str, Any] = json.loads(line)
         number, digest = header["format"], header["payload_sha256"]
         key = CacheKey(**{field.name: header[field.name] for field in fields(CacheKey)})
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise RlError(f"{path} is no reference cache, or only the beginning of one; make it anew with //stages:reference") from None
     if not content.startswith(_MAGIC) or number != FORMAT:
         raise RlError(f"{path} has format {number!r}, this version reads {FORMAT}; make it anew with //stages:reference")

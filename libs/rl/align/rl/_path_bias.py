@@ -54,17 +54,18 @@ def read_path_bias(path: Path, *, weights: str, forward_impl: str, dtype: str, l
     """
     try:
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        pairs, own = report["differences"], {name: report[name] for name in ("weights", "dtype")}
+        sizes = {name: float(pair["mean_size"]) for name, pair in report["differences"].items()}
+        own = {name: str(report[name]) for name in ("weights", "dtype")}
     except OSError as error:
         raise RlError(f"path_bias {path}: can't be read ({error.strerror}); make it with //stages:path_bias") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RlError(f"path_bias {path} is no report of //stages:path_bias; make it anew") from None
     for name, wanted in (("weights", weights), ("dtype", dtype)):
         if own[name] != wanted:
             raise RlError(f"path_bias {path} is of other {name} ({own[name]:.12}… there, {wanted:.12}… here); make it anew")
-    pair = pairs.get(f"{SAMPLER} - {forward_impl}")
-    if pair is None:
+    size = sizes.get(f"{SAMPLER} - {forward_impl}")
+    if size is None:
         raise RlError(f"path_bias {path} does not compare the sampler with {forward_impl}; add it to path_bias's implementations")
-    if pair["mean_size"] > limit:
-        raise RlError(f"path_bias {path}: sampler and {forward_impl} differ by {pair['mean_size']:.2g} nats a token, more than {limit:g}")
+    if not size <= limit:
+        raise RlError(f"path_bias {path}: sampler and {forward_impl} differ by {size:.2g} nats a token, more than {limit:g}")
     return report

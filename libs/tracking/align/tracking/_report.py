@@ -179,7 +179,7 @@ def _add(series: dict[str, Series], step: float, record: dict[str, Any]) -> None
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -138,7 +138,7 @@ def _join_environments(path: Path, env: dict[str, Any], step: int) -> dict[str, 
     """The first environment with the later ones listed under "resumed"."""
     try:
         first = json.loads((path / "env.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return env
     if not isinstance(first, dict):
         return env

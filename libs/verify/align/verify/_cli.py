@@ -78,7 +78,7 @@ def _pairs(given: argparse.Namespace) -> tuple[list[str], list[str]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise VerifyError(f"{given.jsonl}:{number}: {error}; each line is one JSON object") from None
         if not isinstance(row, dict):
             raise VerifyError(f"{given.jsonl}:{number}: {line.strip()!r:.40} is no JSON object; give one with the fields of the pair")
