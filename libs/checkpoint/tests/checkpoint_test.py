@@ -4,6 +4,7 @@ import doctest
 import errno
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,13 @@ def flip(path):
     path.write_bytes(data)
 
 
+def change(name, value, path):
+    data = json.loads((path / "manifest.json").read_bytes())
+    (path / "manifest.json").write_text(json.dumps(data | {name: value}))
+
+
+WRONG = (("step", "60"), ("step", None), ("order", [1]), ("metric", "1"), ("files", [1]), ("files", {"config.json": 1}),
+         ("files", {"config.json": {"bytes": "1", "sha256": "0"}}), ("files", {"config.json": {"bytes": 1}}))  # fmt: skip
 DAMAGES = {
     "an empty directory": lambda path: [file.unlink() for file in path.iterdir()],
     "weights truncated": lambda path: truncate(path / "model.safetensors"),
@@ -127,6 +135,8 @@ DAMAGES = {
     "config gone": lambda path: (path / "config.json").unlink(),
     "manifest torn": lambda path: truncate(path / "manifest.json") or truncate(path / "manifest.json"),
     "manifest of another shape": lambda path: (path / "manifest.json").write_text("[1]"),
+    "manifest nested deeply": lambda path: (path / "manifest.json").write_text("[" * 100_000),
+    **{f"manifest with {name} {value!r}": partial(change, name, value) for name, value in WRONG},
 }
 
 

@@ -71,7 +71,11 @@ def read_entry(path: Path) -> Entry:
     """
     try:
         data = json.loads((path / MANIFEST).read_bytes())
-        return Entry(path, data["step"], data["order"], data["metric"], dict(data["files"]))
+        entry = Entry(path, data["step"], data["order"], data["metric"], dict(data["files"]))
+        numbers = (entry.step, entry.order, 0 if entry.metric is None else entry.metric, *(file["bytes"] for file in entry.files.values()))
+        if not all(isinstance(number, int | float) for number in numbers) or not all(file["sha256"] for file in entry.files.values()):
+            raise ValueError("values of other kinds")
+        return entry
     except FileNotFoundError:
         raise CheckpointError(f"{path} has no {MANIFEST}, so it is not a whole checkpoint; use another one") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
