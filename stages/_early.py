@@ -1,4 +1,4 @@
-"""A signal that comes while a stage's libraries are still imported ends it with one line. Import it before torch, which takes seconds."""
+"""What comes before a stage's libraries, which take seconds: closed streams, and a signal, which ends it with one line. Import it first."""
 
 import os
 import signal
@@ -33,7 +33,18 @@ def _is_a_stage() -> bool:
     return program is not None and os.path.dirname(os.path.abspath(program)) == os.path.dirname(os.path.abspath(__file__))
 
 
+def _open_closed_streams() -> None:
+    """A stream that the caller closed (`>&-`) is the null device: Python has none for it, and the next file that is opened would take its
+    number and get what libraries print."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number: the stream's own
+            os.set_inheritable(descriptor, descriptor <= 2)
+            setattr(sys, name, os.fdopen(descriptor, mode))
+
+
 if _is_a_stage():
+    _open_closed_streams()
     for _number in CODES:
         if signal.getsignal(_number) in (signal.SIG_DFL, signal.default_int_handler):  # else somebody, such as nohup, wants it otherwise
             _before[_number] = signal.signal(_number, _end)

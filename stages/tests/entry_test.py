@@ -139,6 +139,28 @@ import signal
     assert (process.returncode, out) == (5, "left in order\n") and told.count("\n") == 1
 
 
+@pytest.mark.parametrize("stage", OF_TORCH)
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_the_null_device(tmp_path, stage, closed):
+    """No file that is opened later takes its number, and whoever reads or writes it finds something."""
+    told = tmp_path / "told"
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(
+        "import os, sys\n"
+        "null = os.stat(os.devnull).st_rdev\n"
+        "seen = [os.fstat(number).st_rdev == null for number in range(3)], sys.stdin.read(), sys.stdout.write('x'), sys.stderr.write('y')\n"
+        f"file = open({str(told)!r}, 'w')\n"
+        "file.write(repr((*seen, file.fileno() > 2)))\n"
+        "file.close()\n"
+        "os._exit(7)\n"
+    )
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, STAGES, os.environ.get("PYTHONPATH", ""))))}
+    words = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, str(STAGES / f"{stage}.py")]
+    ended = subprocess.run(words, input="", capture_output=True, text=True, env=paths, check=False)
+    null = [mark in closed.split() for mark in ("<&-", ">&-", "2>&-")]
+    assert (ended.returncode, told.read_text()) == (7, repr((null, "", 1, 1, True))), ended.stderr
+
+
 def test_an_output_that_takes_nothing_is_one_line(tmp_path):
     program = tmp_path / "stage.py"
     program.write_text(

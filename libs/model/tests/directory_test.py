@@ -216,7 +216,7 @@ def test_unknown_keys_survive(directory):
         ({"model_type": ["mistral"]}, "model_type ['mistral'] is not supported"),
         ({"num_hidden_layers": 10**30}, f"num_hidden_layers is {10**30}; it must be at most 4096"),
         ({"vocab_size": 2**63}, f"vocab_size is {2**63}; it must be at most 1.67772e+07"),
-        ({"num_attention_heads": 2**20, "num_key_value_heads": 2**20, "head_dim": 2**20}, "num_attention_heads 1048576 of head_dim 1048576"),
+        ({"num_attention_heads": 2**20, "num_key_value_heads": 2**20, "head_dim": 2**20}, "heads 1048576 of head_dim 1048576"),
         ({"rms_norm_eps": math.inf}, "rms_norm_eps is inf; it must be at most 1e+30"),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan; it must be a positive number"),
         ({"rope_theta": [5.0]}, "rope_theta has different values in config.json: [[5.0], 1000000.0]; remove one"),

@@ -103,7 +103,9 @@ class ModelConfig:
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads {self.num_key_value_heads}"
             )
         if self.num_attention_heads * self.head_dim > _MOST_OF_A_SIZE:
-            raise ModelError(f"num_attention_heads {self.num_attention_heads} of head_dim {self.head_dim} are more than {_MOST_OF_A_SIZE:g} wide")
+            raise ModelError(
+                f"num_attention_heads {self.num_attention_heads} of head_dim {self.head_dim} are more than {_MOST_OF_A_SIZE:g} wide"
+            )
         if self.head_dim % 2:
             raise ModelError(f"head_dim is {self.head_dim}; rotary positions want an even number")
         self._check_kinds()
