@@ -340,6 +340,12 @@ def test_path_bias_is_bound_to_its_weights(tmp_path):
     ):
         with pytest.raises(RlError, match=told):
             read_path_bias(path, **{**wanted, **change})
-    path.write_text("{}")
-    with pytest.raises(RlError, match="no report"):
-        read_path_bias(path, **wanted)
+    pair = {"sampler - x": {"mean_size": 0.0}}
+    for wrong in (
+        "{}", "[" * 100_000, "[1]", json.dumps({"weights": "abc", "dtype": "float32", "differences": [pair]}),
+        json.dumps({"weights": "abc", "dtype": "float32", "differences": {"sampler - x": 1}}),
+        json.dumps({"weights": "abc", "dtype": "float32", "differences": {"sampler - x": {"mean_size": "small"}}}),
+    ):  # fmt: skip
+        path.write_text(wrong)
+        with pytest.raises(RlError, match="no report"):
+            read_path_bias(path, **wanted)

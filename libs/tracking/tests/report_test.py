@@ -136,9 +136,10 @@ def test_a_report_of_a_run_that_goes_on_was_killed_or_is_broken(tmp_path):
     assert "<h3>Loss</h3>" in write_report(run.path).read_text()
     with open(run.path / "history.jsonl", "ab") as file:
         file.write(b'\n[]\n{"step": "x", "loss": 3, "deep": {"a": 1}}\n')
-    (run.path / "stage_result.json").write_text("{")
-    page = write_report(run.path).read_text()
-    assert "history.jsonl:3: not a JSON object" in page and "<h3>Loss</h3>" in page
+    for torn in ("{", "[" * 100_000):
+        (run.path / "stage_result.json").write_text(torn)
+        page = write_report(run.path).read_text()
+        assert "history.jsonl:3: not a JSON object" in page and "<h3>Loss</h3>" in page
     with pytest.raises(RunDirError, match=r"no history\.jsonl"):
         write_report(tmp_path)
 

@@ -132,6 +132,7 @@ def test_the_command_line_judges_a_file(tmp_path, capsys, monkeypatch):
         ('{"gold": "5", "pred": "5"}\n{"gold": 5, "pred": "5"}\n', "in.jsonl:2: 'gold' is 5, not a string"),
         ("not json\n", "in.jsonl:1: Expecting value: line 1 column 1 (char 0); each line is one JSON object"),
         ("[1]\n", "in.jsonl:1: '[1]' is no JSON object"),
+        ("[" * 100_000 + "\n", "in.jsonl:1: maximum recursion depth exceeded"),
         ("\n\n", "in.jsonl: no rows"),
         (None, "in.jsonl: cannot be read as UTF-8 text"),
     ],
