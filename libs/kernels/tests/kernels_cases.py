@@ -224,7 +224,7 @@ def decode_step(device, dtype, large):
         for chunk, counted in ((0, True), (32, True), (32, False)):
             filed = [k.clone(), v.clone()]
             counters = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device) if counted else None
-            _runtime.trial["decode_attention"] = {"chunk": chunk, "keys": 16 if not large else 64, "programs": 1}
+            _runtime.trial["rope_decode_attention"] = {"chunk": chunk, "keys": 16 if not large else 64, "programs": 1}
             with poisoned():
                 found = kernels.rope_decode_attention(
                     given, cos, sin, lengths, *filed, table, bias=added, counters=counters, early=counted, **options

@@ -40,6 +40,7 @@ FIELDS = {
     "step_vector": {"rows": (1, 2, 4, 8), "block": (512, 1024, 2048), "warps": (2, 4, 8), "stages": (1, 3, 4), "lines": (0, 8, 16)},
     "step_vector_gated": {"rows": (1, 2, 4), "block": (512, 1024, 2048), "warps": (2, 4, 8), "stages": (1, 3, 4), "lines": (0, 8, 16)},
 }
+ATTENTIONS = ("decode_attention", "rope_decode_attention")  # of one row, and of more
 PROGRAMS = (1, 264, 528, 1056)
 Config = dict[str, int]
 
@@ -49,7 +50,8 @@ def classes(model: Decoder, rows: int) -> list[tuple[str, str]]:
     c = model.config
     dim, heads, kv_heads, size, inner = c.head_dim, c.num_attention_heads, c.num_key_value_heads, c.hidden_size, c.intermediate_size
     joint, out, gated, down = f"{(heads + 2 * kv_heads) * dim}x{size}", f"{size}x{heads * dim}", f"{inner}x{size}", f"{size}x{inner}"
-    found = [("decode_attention", f"{dim}/{heads // kv_heads}/{min(2048, _runtime.power_of_two(rows * kv_heads))}")]
+    attention = "decode_attention" if rows == 1 else "rope_decode_attention"
+    found = [(attention, f"{dim}/{heads // kv_heads}/{min(2048, _runtime.power_of_two(rows * kv_heads))}")]
     if rows == 1:
         found += [("step_vector", key) for key in (joint, out, down, f"{c.vocab_size}x{size}")] + [("step_vector_gated", gated)]
     elif rows <= 64:
@@ -59,7 +61,7 @@ def classes(model: Decoder, rows: int) -> list[tuple[str, str]]:
 
 def candidates(op: str, now: Config, programs: int) -> Iterator[Config]:
     """What is tried in place of `now`. programs: of attention, before its keys are cut."""
-    if op != "decode_attention":
+    if op not in ATTENTIONS:
         for field, values in FIELDS[op].items():
             yield from (now | {field: value} for value in values if value != now.get(field))
         return
@@ -149,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for tune.json")
     parser.add_argument("--cases", default="7.25B:64,7.25B:256,1.44B:256,1.44B:64", help="size:rows, …")
-    parser.add_argument("--ops", default=",".join(("decode_attention", *FIELDS)), help="what is tuned, of these")
+    parser.add_argument("--ops", default=",".join((*ATTENTIONS, *FIELDS)), help="what is tuned, of these")
     parser.add_argument("--steps", type=int, default=100, help="steps of a measurement, in graphs of several")
     parser.add_argument("--seconds", type=float, default=120.0, help="of each case, at most")
     parser.add_argument("--write", action="store_true", help="write what was kept into the library's table")

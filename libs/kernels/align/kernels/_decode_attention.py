@@ -177,7 +177,8 @@ def _launch(
     if not out.numel():
         return out
     room, group = page * (1 if page_table is None else page_table.shape[1]), heads // kv_heads
-    c = _runtime.config(q, "decode_attention", f"{dim}/{group}/{min(2048, _runtime.power_of_two(rows * kv_heads))}", DECODE)
+    name = "decode_attention" if turn is None else "rope_decode_attention"
+    c = _runtime.config(q, name, f"{dim}/{group}/{min(2048, _runtime.power_of_two(rows * kv_heads))}", DECODE)
     chunk = _runtime.cdiv(max(c["chunk"], _runtime.cdiv(room, MAX_SPLITS)), c["keys"]) * c["keys"] if c["chunk"] else 0
     splits = _runtime.cdiv(room, chunk) if chunk else splits_for(rows, kv_heads, room, c["keys"], c["programs"])
     count = rows * heads * splits
